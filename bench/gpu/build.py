@@ -51,7 +51,7 @@ def kernel_names() -> list[str]:
     from cswap_kernels.cuda.formats import ALL_WORDS, FORMATS
 
     both = ("encode", "decode")
-    found = [f"{n}-{w}-{d}" for n, row in FORMATS.items() for w, d in product(row.words, both)]
+    found = [f"{n}-{w}-{d}" for n, words in FORMATS.items() for w, d in product(words, both)]
     return found + [f"profile-{word}-sample" for word in ALL_WORDS]
 
 
@@ -73,7 +73,7 @@ def build(
         architectures: 90 is sm_90; each kernel is compiled for each.
         processes: that compile at the same time; default: one per core.
     """
-    from cswap_kernels.cuda.compiler import THREADS
+    from cswap_kernels.cuda.container import THREADS
 
     start, jobs = time.perf_counter(), list(product(names, architectures))
     processes = processes or os.cpu_count() or 1

@@ -33,7 +33,7 @@ _BITS: Final = {
 USUAL: Final = (
     *("zeros", "random bits", "sparse 60", "runs", "one word", "31 words", "normal", "relu"),
     *("mask", "all -0", "denormals", "wide", "one nan", "one inf", "one max", "all odd"),
-    *("beyond f32", "small signed", "5 bits"),
+    *("beyond f32", "small signed", "5 bits", "f16 limit", "bf16 limit"),
 )
 """Cases of a run that is not a full one."""
 
@@ -131,6 +131,10 @@ def _floats(dtype: torch.dtype, tile: int, rng: np.random.Generator) -> dict[str
         "narrow": 1 + rng.random(tile + 130) * 0.01,
         "wide": rng.normal(size=n) * groups,
     }
+    if dtype.itemsize > 2:  # the least magnitudes that casts store raw, and one just below
+        values["f16 limit"], values["bf16 limit"] = (rng.normal(size=tile + 70) for _ in range(2))
+        values["f16 limit"][[9, tile + 40]] = 65520, 65519.9
+        values["bf16 limit"][[9, tile + 40]] = 3.3961775292304601e38, 3.3961e38
     if dtype == torch.float64:
         values["beyond f32"] = rng.normal(size=tile + 3) * 1e-44
         values["f32 limit"] = rng.normal(size=tile + 3)

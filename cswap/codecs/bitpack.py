@@ -6,11 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.codecs.tiled import TiledCodec, TileFunctions
+from cswap.codecs.tiled import TiledCodec
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
 from cswap.schema.tensor import DTYPES, dtype_name
 from cswap_kernels.bitpack import bitpack_decode_cpu, bitpack_encode_cpu
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +30,7 @@ class Bitpack(TiledCodec):
     """Bools take one bit; integers take the bits of their range within a tile."""
 
     name = "bitpack"
+    kernels = bitpack_encode_cpu, bitpack_decode_cpu
     lossless = True
     traits = CodecTraits(
         predicted_ratio=_predicted_ratio,
@@ -42,13 +42,6 @@ class Bitpack(TiledCodec):
         d = DTYPES.get(dtype_name(dtype))
         takes = d is not None and d.kind in ("int", "uint", "bool")
         return takes and self.runs_on(device, dtype)
-
-    def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`."""
-        return TileFunctions(
-            tile_encoder(bitpack_encode_cpu, dtype.word),
-            tile_decoder(bitpack_decode_cpu, dtype.word),
-        )
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """[1] u64: the sign bit, which is flipped to get an unsigned order; 0 if unsigned."""

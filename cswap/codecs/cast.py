@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cswap.codecs.lossy import LossyTiledCodec, fixed_rate
-from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import LOSSLESS, CodecRate, CodecTraits
 from cswap.schema.tensor import dtype_name
 from cswap_kernels.cast import cast_decode_cpu, cast_encode_cpu
 from cswap_kernels.floats import BFLOAT16, IEEE
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +25,8 @@ _WIDER: Final = frozenset(("float64", "float32", "complex128", "complex64"))
 class _Cast(LossyTiledCodec):
     # Base of two formats with the same kernels.
 
+    kernels = cast_encode_cpu, cast_decode_cpu
+
     def __init__(self, name: str, target: int) -> None:
         self.name = name
         self._args = np.array([IEEE, target], np.uint64)
@@ -39,12 +39,6 @@ class _Cast(LossyTiledCodec):
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Floats and complex of more than two bytes per real number."""
         return dtype_name(dtype) in _WIDER and self.runs_on(device, dtype)
-
-    def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`."""
-        return TileFunctions(
-            tile_encoder(cast_encode_cpu, dtype.word), tile_decoder(cast_decode_cpu, dtype.word)
-        )
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """[2] u64: the float format of the words, and the format to cast to."""

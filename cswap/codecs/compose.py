@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.codecs.tiled import TiledCodec, TileFunctions
+from cswap.codecs.tiled import TiledCodec
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 from cswap_kernels.zvc_plus import zvc_plus_decode_cpu, zvc_plus_encode_cpu
 
 if TYPE_CHECKING:
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cswap.codecs.base import Codec, EncodeKey
+    from cswap.codecs.tiled import TileFunctions
     from cswap.schema.tensor import DType, TensorProfile
 
 FIRST: Final = "zvc"
@@ -38,6 +38,8 @@ class ZvcPlus(TiledCodec):
         zvc: the codec ``zvc``, whose rates count for the composition.
         second: X. Where X would not shrink the survivors of a tile, they are stored verbatim.
     """
+
+    kernels = zvc_plus_encode_cpu, zvc_plus_decode_cpu
 
     def __init__(self, zvc: Codec, second: TiledCodec) -> None:
         self.name = f"{FIRST}+{second.name}"
@@ -59,13 +61,6 @@ class ZvcPlus(TiledCodec):
     def cuda_format(self) -> str:
         """Name of the composition without the parameters of X."""
         return f"{FIRST}+{self._second.cuda_format}"
-
-    def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`; the same functions for every X."""
-        return TileFunctions(
-            tile_encoder(zvc_plus_encode_cpu, dtype.word),
-            tile_decoder(zvc_plus_decode_cpu, dtype.word),
-        )
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """[2 + k] u64: addresses of X's two tile functions, then the k arguments of X."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cswap.codecs.sparse import SparseTiledCodec
-from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
 from cswap_kernels.csr import csr_decode_cpu, csr_encode_cpu
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
-    from cswap.schema.tensor import DType, TensorProfile
+    from cswap.schema.tensor import TensorProfile
 
 
 def _predicted_ratio(profile: TensorProfile) -> float:
@@ -24,14 +22,9 @@ class Csr(SparseTiledCodec):
     """Compressed sparse rows. Smaller than zvc if more than 7/8 of the words are zero."""
 
     name = "csr"
+    kernels = csr_encode_cpu, csr_decode_cpu
     traits = CodecTraits(
         predicted_ratio=_predicted_ratio,
         rates={"cpu": CodecRate(18e9, 10e9), "cuda": CodecRate(620e9, 1100e9)},
         after_zvc=False,
     )
-
-    def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`."""
-        return TileFunctions(
-            tile_encoder(csr_encode_cpu, dtype.word), tile_decoder(csr_decode_cpu, dtype.word)
-        )

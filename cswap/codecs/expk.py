@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.codecs.tiled import TiledCodec, TileFunctions
+from cswap.codecs.tiled import TiledCodec
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
 from cswap.errors import ConfigError
 from cswap.schema.tensor import DTYPES, dtype_name
 from cswap_kernels.expk import expk_decode_cpu, expk_encode_cpu
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     import torch
@@ -48,6 +47,7 @@ class Expk(TiledCodec):
     """Exponents as distances from the tile's largest; ``expk:3`` and ``expk:4`` fix the bits."""
 
     lossless = True
+    kernels = expk_encode_cpu, expk_decode_cpu
 
     def __init__(self, k: int = 0) -> None:
         """Args: k: bits of a code, 3 or 4; 0 takes the smaller encoding per tile.
@@ -73,12 +73,6 @@ class Expk(TiledCodec):
         d = DTYPES.get(dtype_name(dtype))
         takes = d is not None and d.kind == "float" and d.word > 1
         return takes and self.runs_on(device, dtype)
-
-    def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`."""
-        return TileFunctions(
-            tile_encoder(expk_encode_cpu, dtype.word), tile_decoder(expk_decode_cpu, dtype.word)
-        )
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """[3] u64: exponent bits, mantissa bits, k."""

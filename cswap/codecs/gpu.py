@@ -69,7 +69,7 @@ def has_kernels(format_name: str, word: int) -> bool:
         return False
     from cswap_kernels.cuda.formats import FORMATS
 
-    return format_name in FORMATS and word in FORMATS[format_name].words
+    return word in FORMATS.get(format_name, ())
 
 
 def encode(

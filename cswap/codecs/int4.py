@@ -7,10 +7,8 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cswap.codecs.lossy import LossyTiledCodec, fixed_rate, float_kind
-from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap_kernels.int4 import int4_decode_cpu, int4_encode_cpu
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -32,18 +30,13 @@ class Int4(LossyTiledCodec):
     """
 
     name = "int4"
+    kernels = int4_encode_cpu, int4_decode_cpu
     traits = CodecTraits(
         predicted_ratio=fixed_rate(4 + 32 / 32),
         relative_error=0.12,
         rates={"cpu": CodecRate(7e9, 16e9), "cuda": CodecRate(200e9, 1500e9)},
         rates_after_zvc={"cpu": CodecRate(9e9, 20e9), "cuda": CodecRate(280e9, 890e9)},
     )
-
-    def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`."""
-        return TileFunctions(
-            tile_encoder(int4_encode_cpu, dtype.word), tile_decoder(int4_decode_cpu, dtype.word)
-        )
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:
         """[3] u64: the float format of the words, the seed, and tensor with step."""

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from cswap.codecs.lossy import LossyTiledCodec, fixed_rate
-from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap_kernels.int8 import int8_decode_cpu, int8_encode_cpu
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
-
-if TYPE_CHECKING:
-    from cswap.schema.tensor import DType
 
 
 class Int8(LossyTiledCodec):
@@ -21,15 +14,10 @@ class Int8(LossyTiledCodec):
     """
 
     name = "int8"
+    kernels = int8_encode_cpu, int8_decode_cpu
     traits = CodecTraits(
         predicted_ratio=fixed_rate(8 + 32 / 128),
         relative_error=0.0061,
         rates={"cpu": CodecRate(19e9, 20e9), "cuda": CodecRate(1300e9, 1400e9)},
         rates_after_zvc={"cpu": CodecRate(14e9, 14e9), "cuda": CodecRate(770e9, 1000e9)},
     )
-
-    def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`."""
-        return TileFunctions(
-            tile_encoder(int8_encode_cpu, dtype.word), tile_decoder(int8_decode_cpu, dtype.word)
-        )

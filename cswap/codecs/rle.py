@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cswap.codecs.sparse import SparseTiledCodec
-from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
 from cswap_kernels.rle import rle_decode_cpu, rle_encode_cpu
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 
 if TYPE_CHECKING:
-    from cswap.schema.tensor import DType, TensorProfile
+    from cswap.schema.tensor import TensorProfile
 
 
 def _predicted_ratio(profile: TensorProfile) -> float:
@@ -24,13 +22,8 @@ class Rle(SparseTiledCodec):
     """Run lengths. Good on padding, masks, and zeros in blocks."""
 
     name = "rle"
+    kernels = rle_encode_cpu, rle_decode_cpu
     traits = CodecTraits(
         predicted_ratio=_predicted_ratio,
         rates={"cpu": CodecRate(17e9, 17e9), "cuda": CodecRate(560e9, 310e9)},
     )
-
-    def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`."""
-        return TileFunctions(
-            tile_encoder(rle_encode_cpu, dtype.word), tile_decoder(rle_decode_cpu, dtype.word)
-        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Final, cast
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from cswap.codecs.one_thread import OneThread, damaged, too_short
 from cswap.codecs.parallel import DEFAULT_SHAPE, SHAPES, run_ranges, split
 from cswap.errors import UnsupportedError
 from cswap.schema.tensor import DTYPES
+from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 from cswap_kernels.tiles import (
     ALIGN,
     CHUNK,
@@ -39,6 +40,8 @@ from cswap_kernels.tiles import (
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
     from numpy.typing import NDArray
 
@@ -75,13 +78,19 @@ def tile_numel(dtype: torch.dtype) -> int:
 
 
 class TiledCodec(Codec):
-    """Base of the tiled codecs: a subclass provides tile functions and their arguments."""
+    """Base of the tiled codecs: a subclass provides tile functions and their arguments.
+
+    Attributes:
+        kernels: encode_tile and decode_tile (contract: cswap_kernels/tiles.py).
+    """
 
     max_ratio = MAX_RATIO
+    kernels: ClassVar[tuple[Callable[..., int], Callable[..., int]]]
 
-    @abc.abstractmethod
     def tile_functions(self, dtype: DType) -> TileFunctions:
         """The compiled halves for words of this dtype."""
+        encode, decode = self.kernels
+        return TileFunctions(tile_encoder(encode, dtype.word), tile_decoder(decode, dtype.word))
 
     @abc.abstractmethod
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:

@@ -5,13 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cswap.codecs.sparse import SparseTiledCodec
-from cswap.codecs.tiled import TileFunctions
 from cswap.codecs.traits import CodecRate, CodecTraits, word_bits
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
 from cswap_kernels.zvc import zvc_decode_cpu, zvc_encode_cpu
 
 if TYPE_CHECKING:
-    from cswap.schema.tensor import DType, TensorProfile
+    from cswap.schema.tensor import TensorProfile
 
 
 def _predicted_ratio(profile: TensorProfile) -> float:
@@ -23,14 +21,9 @@ class Zvc(SparseTiledCodec):
     """Zero-value compression. Shrinks words of w bits if more than one in w is zero."""
 
     name = "zvc"
+    kernels = zvc_encode_cpu, zvc_decode_cpu
     traits = CodecTraits(
         predicted_ratio=_predicted_ratio,
         rates={"cpu": CodecRate(20e9, 16e9), "cuda": CodecRate(1100e9, 1100e9)},
         after_zvc=False,
     )
-
-    def tile_functions(self, dtype: DType) -> TileFunctions:
-        """See `TiledCodec.tile_functions`."""
-        return TileFunctions(
-            tile_encoder(zvc_encode_cpu, dtype.word), tile_decoder(zvc_decode_cpu, dtype.word)
-        )

@@ -15,7 +15,6 @@ from cswap_kernels.planes import (
     get_parts_reference,
     mask_above,
     mask_put,
-    padded,
     parts_bytes,
     put_parts,
     put_parts_reference,
@@ -23,7 +22,7 @@ from cswap_kernels.planes import (
     shr,
     whole_groups,
 )
-from cswap_kernels.words import load_mask, popcount, store_mask, word_bytes
+from cswap_kernels.words import load_mask, padded, popcount, store_mask, word_bytes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

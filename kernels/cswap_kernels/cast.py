@@ -9,11 +9,9 @@ import numpy as np
 from cswap_kernels.floats import (
     BFLOAT16,
     bits_of,
-    float_of,
     float_to_bfloat16,
     float_to_half,
     floats_of,
-    half_to_float,
     narrow_piece,
     widen_piece,
 )
@@ -58,16 +56,6 @@ def cast_encode_cpu(words, dst, args, first):
 
 
 @njit(nogil=True, cache=True)
-def _decode_piece(codes, x, first, n, target):
-    if target == BFLOAT16:
-        for i in range(np.uint64(n)):
-            x[i] = float_of(np.uint32(np.uint32(codes[np.uint64(first) + i]) << np.uint32(16)))
-    else:
-        for i in range(np.uint64(n)):
-            x[i] = half_to_float(codes[np.uint64(first) + i])
-
-
-@njit(nogil=True, cache=True)
 def cast_decode_cpu(src, words, args, first):
     """Tile decoder; see cswap_kernels/tiles.py."""
     if src.size != 2 * words.size:
@@ -76,7 +64,7 @@ def cast_decode_cpu(src, words, args, first):
     x = floats_of(words)
     for at in range(0, words.size, max(x.size, 1)):
         n = min(x.size, words.size - at)
-        _decode_piece(codes, x, at, n, args[1])
+        widen_piece(codes, at, n, args[1], x)
         narrow_piece(x, words, at, n, args[0])
     return np.int64(0)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from cswap_kernels.jit import njit
 from cswap_kernels.simd import OVERSHOOT, compress_lanes
-from cswap_kernels.words import get, load, load_mask, put, word_bytes
+from cswap_kernels.words import get, load, load_mask, padded, put, word_bytes
 from cswap_kernels.zvc import pack, write_mask
 
 if TYPE_CHECKING:
@@ -22,14 +22,9 @@ ROW: Final = 256
 
 
 @njit(nogil=True, cache=True)
-def _padded(nbytes):
-    return (nbytes + 15) & ~15
-
-
-@njit(nogil=True, cache=True)
 def _columns_at(n):
     # The columns begin behind one u16 per row.
-    return _padded(2 * ((n + ROW - 1) // ROW))
+    return padded(2 * ((n + ROW - 1) // ROW))
 
 
 @njit(nogil=True, cache=True)
@@ -55,7 +50,7 @@ def csr_encode_cpu(words, dst, args, first):
     if count == 0:
         return 0
     columns_at = _columns_at(words.size)
-    values_at = columns_at + _padded(count)
+    values_at = columns_at + padded(count)
     if values_at + count * word_bytes(words) >= raw_bytes:
         return -1
     _write_columns(masks, words.size, dst, columns_at)
@@ -88,7 +83,7 @@ def csr_decode_cpu(src, words, args, first):
         return -1
     n_rows = (words.size + ROW - 1) // ROW
     count = np.int64(get(src, 2 * n_rows - 2)) | np.int64(get(src, 2 * n_rows - 1)) << 8
-    values_at = columns_at + _padded(count)
+    values_at = columns_at + padded(count)
     if count == 0 or src.size != values_at + count * word_bytes(words):
         return -1
     start = 0

@@ -16,7 +16,6 @@ from cswap_kernels.planes import (
     get_parts_reference,
     lowest_bit,
     mask_above,
-    padded,
     parts_bytes,
     put_parts,
     put_parts_reference,
@@ -24,7 +23,7 @@ from cswap_kernels.planes import (
     shr,
     whole_groups,
 )
-from cswap_kernels.words import popcount, prefetch
+from cswap_kernels.words import padded, popcount, prefetch
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -207,26 +207,6 @@ def ordered(bits):
     return np.int32(b ^ np.int32((b >> np.int32(31)) & _M))
 
 
-@njit(nogil=True, cache=True)
-def merge(a, b):
-    """Two (bits of max |x|, sum of biased exponents, non-zeros) as that of all their values."""
-    return max(a[0], b[0]), np.int64(a[1]) + np.int64(b[1]), np.int64(a[2]) + np.int64(b[2])
-
-
-@njit(nogil=True, cache=True)
-def is_raw(total):
-    """Whether a tile is stored raw for its values: see docs/format/lossy.md, "Tiles stored raw"."""
-    top, exponents, n_nonzero = total
-    distance = np.int64(top >> 23) * n_nonzero - exponents
-    return top >= LIMIT or distance > OCTAVES * n_nonzero
-
-
-@njit(nogil=True, cache=True)
-def padded(nbytes):
-    """Bytes rounded up to 16."""
-    return (np.int64(nbytes) + 15) & ~np.int64(15)
-
-
 # References: the same in numpy, slow and obvious.
 
 

@@ -15,21 +15,16 @@ import numpy as np
 from cswap_kernels.floats import (
     E4M3_LEAST,
     E4M3_SHIFT,
-    LIMIT,
     bits_of,
     float_of,
-    floats_of,
-    is_raw,
     is_raw_reference,
-    merge,
-    narrow_piece,
     pad_reference,
-    padded,
     round_small,
-    widen_piece,
     widen_small,
 )
+from cswap_kernels.groups import counted, decode_groups, encode_groups
 from cswap_kernels.jit import njit
+from cswap_kernels.uncounted import inlined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,20 +37,6 @@ E4M3_MAX: Final = 0x7E
 
 _M = np.uint32(0x7FFFFFFF)
 _LEAST_SCALE = 0x00800000  # 2**-126, the smallest normal number
-
-
-@njit(nogil=True, inline="always")
-def magnitudes_of(x, first, n):
-    """Statistics of x[first : first + n]: bits of max |x|, sum of biased exponents, non-zeros."""
-    top = np.uint32(0)
-    exponents = np.uint32(0)
-    n_nonzero = np.uint32(0)
-    for i in range(np.uint64(n)):
-        magnitude = np.uint32(bits_of(x[first + i]) & _M)
-        top = max(top, magnitude)
-        exponents = np.uint32(exponents + np.uint32(magnitude >> np.uint32(23)))
-        n_nonzero = np.uint32(n_nonzero + np.uint32(magnitude != np.uint32(0)))
-    return top, np.int64(exponents), np.int64(n_nonzero)
 
 
 @njit(nogil=True, cache=True)
@@ -77,78 +58,43 @@ def from_e4m3(code):
     return float_of(np.uint32(bits | np.uint32((c & np.uint32(0x80)) << np.uint32(24))))
 
 
-# Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
-@njit(nogil=True, inline="always")
-def _encode_groups(x, at, scales, codes, first_group, last_group, n):
-    # Encode groups of n values each; x begins with value ``at``. Returns an argument of `merge`.
-    total = (np.uint32(0), np.int64(0), np.int64(0))
-    for group in range(first_group, last_group):
-        first = np.uint64(GROUP * group)
-        place = np.uint64(GROUP * group - at)
-        found = magnitudes_of(x, place, n)
-        total = merge(total, found)
-        if found[0] >= LIMIT:
-            break
-        bits = max(bits_of(float_of(found[0]) / np.float32(448)), np.uint32(_LEAST_SCALE))
-        scales[group] = bits
-        scale = float_of(bits)
-        for i in range(np.uint64(n)):
-            codes[first + i] = to_e4m3(x[place + i] / scale)
-    return total
+@inlined
+def measure(x, at, n):
+    """See cswap_kernels/groups.py: as a group's ends, the bits of max |x|."""
+    top, counts = np.uint32(0), np.int32(0)
+    for i in range(np.uint64(n)):
+        bits = bits_of(x[at + i])
+        top = max(top, np.uint32(bits & _M))
+        counts = counted(counts, bits)
+    return top, counts, top
 
 
-@njit(nogil=True, cache=True)
-def _encode_piece(x, scales, codes, first, n):
-    # Encode values [first, first + n), which are x[:n]. Returns an argument of `merge`.
-    group, rest = first // GROUP, n % GROUP
-    last = group + n // GROUP
-    whole = _encode_groups(x, first, scales, codes, group, last, GROUP)
-    return merge(whole, _encode_groups(x, first, scales, codes, last, last + (rest > 0), rest))
+@inlined
+def _encode(x, at, n, top, entries, group, codes, first, random):
+    bits = max(bits_of(float_of(top) / np.float32(448)), np.uint32(_LEAST_SCALE))
+    entries[group] = bits
+    scale = float_of(bits)
+    for i in range(np.uint64(n)):
+        codes[first + i] = to_e4m3(x[at + i] / scale)
+
+
+@inlined
+def _decode(entries, group, codes, first, x, at, n):
+    scale = float_of(np.uint32(entries[group]))
+    for i in range(np.uint64(n)):
+        x[at + i] = from_e4m3(codes[first + i]) * scale
 
 
 @njit(nogil=True, cache=True)
 def fp8_encode_cpu(words, dst, args, first):
     """Tile encoder; see cswap_kernels/tiles.py."""
-    n_groups = (words.size + GROUP - 1) // GROUP
-    scales = dst[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    start = padded(4 * n_groups)
-    dst[4 * n_groups : start] = 0
-    codes = dst[start : start + words.size]
-    x = floats_of(words)
-    total = (np.uint32(0), np.int64(0), np.int64(0))
-    for at in range(0, words.size, max(x.size, 1)):
-        n = min(x.size, words.size - at)
-        widen_piece(words, at, n, args[0], x)
-        total = merge(total, _encode_piece(x, scales, codes, at, n))
-    return np.int64(-1) if is_raw(total) else start + words.size
-
-
-@njit(nogil=True, cache=True)
-def _decode_piece(scales, codes, x, at, n):
-    # Values [at, at + n) to x[:n].
-    for group in range(at // GROUP, (at + n + GROUP - 1) // GROUP):
-        scale = float_of(np.uint32(scales[group]))
-        first = GROUP * group
-        place = np.uint64(first - at)
-        for i in range(np.uint64(min(GROUP, at + n - first))):
-            x[place + i] = from_e4m3(codes[np.uint64(first) + i]) * scale
+    return encode_groups(measure, _encode, GROUP, np.uint32, words, dst, args[0], args)
 
 
 @njit(nogil=True, cache=True)
 def fp8_decode_cpu(src, words, args, first):
     """Tile decoder; see cswap_kernels/tiles.py."""
-    n_groups = (words.size + GROUP - 1) // GROUP
-    start = padded(4 * n_groups)
-    if src.size != start + words.size:
-        return np.int64(-1)
-    scales = src[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    codes = src[start:]  # [n]
-    x = floats_of(words)
-    for at in range(0, words.size, max(x.size, 1)):
-        n = min(x.size, words.size - at)
-        _decode_piece(scales, codes, x, at, n)
-        narrow_piece(x, words, at, n, args[0])
-    return np.int64(0)
+    return decode_groups(_decode, GROUP, np.uint32, src, words.size, words, args[0])
 
 
 def e4m3_table() -> NDArray[np.float32]:

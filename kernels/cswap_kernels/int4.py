@@ -21,23 +21,18 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from cswap_kernels.floats import (
-    LIMIT,
     bits_of,
     float_of,
-    floats_of,
     floor,
-    is_raw,
     is_raw_reference,
-    merge,
-    narrow_piece,
     ordered,
     pad_reference,
-    padded,
     rint,
-    widen_piece,
 )
+from cswap_kernels.groups import counted, decode_groups, encode_groups
 from cswap_kernels.jit import njit
 from cswap_kernels.philox import ROW, fill_rows, random16_reference
+from cswap_kernels.uncounted import inlined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -45,8 +40,6 @@ if TYPE_CHECKING:
 GROUP: Final = 32
 """Values that share a step."""
 
-_M = np.int32(0x7FFFFFFF)
-_COUNT = np.int32(1 << 20)  # beyond any sum of the exponents of a group
 _LEAST_STEP = 0x0D800000  # 2**-100: 65536 / step stays finite
 _FLATTEST = np.float32(2.0**-14)  # step / max |x| is no less: z fits 16 bits
 _TOP = np.float32(15 * 65536)
@@ -73,117 +66,79 @@ def _grid(low, high, top):
     return bits, zero
 
 
-# Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
-@njit(nogil=True, inline="always")
-def _encode_groups(x, at, scales, codes, random, first_group, last_group, n):
-    # Encode groups of n values each, one code per byte; x begins with value ``at``. Returns an
-    # argument of `merge`.
-    top = np.int32(0)
-    exponents = np.int64(0)
-    n_nonzero = np.int64(0)
-    for group in range(first_group, last_group):
-        first = np.uint64(GROUP * group)
-        place = np.uint64(GROUP * group - at)
-        lo = np.int32(0x7FFFFFFF)  # in the order of `ordered`
-        hi = np.int32(-0x80000000)
-        counts = np.int32(0)  # exponents, and _COUNT for each value that is not 0
-        for i in range(np.uint64(n)):
-            bits = bits_of(x[place + i])
-            magnitude = np.int32(np.int32(bits) & _M)
-            value = ordered(bits)
-            lo = min(lo, value)
-            hi = max(hi, value)
-            counts = np.int32(counts + np.int32(magnitude >> np.int32(23)))
-            counts = np.int32(counts + (_COUNT if magnitude != 0 else np.int32(0)))
-        amax = max(np.int32(~hi) if hi < 0 else hi, np.int32(~lo) if lo < 0 else lo)
-        top = max(top, amax)
-        exponents += np.int64(counts & np.int32(_COUNT - np.int32(1)))
-        n_nonzero += np.int64(counts >> np.int32(20))
-        if top >= LIMIT:
-            break
-        low = float_of(np.uint32(ordered(np.uint32(lo))))
-        high = float_of(np.uint32(ordered(np.uint32(hi))))
-        bits, zero = _grid(low, high, amax)
-        step = float_of(bits)
-        scales[group] = np.uint32((bits >> np.uint32(16)) | np.uint32(np.int32(zero) << 16))
-        base, inverse = zero * step, np.float32(65536) / step
-        # the first code for values above 0
-        least = np.int32(low >= np.float32(0) and zero == np.float32(0))
-        for i in range(np.uint64(n)):
-            # x = 0 gives a whole number of 65536ths for every rounding of the inverse.
-            value = x[place + i]
-            y = (value - base) * inverse
-            q = np.int32(rint(min(max(y, np.float32(0)), _TOP)))
-            q = np.int32(np.int32(q + np.int32(random[first + i])) >> np.int32(16))
-            q = max(q, least) if value > np.float32(0) else q
-            codes[first + i] = np.uint8(q)
-    return top, exponents, n_nonzero
+@inlined
+def _measure(x, at, n):
+    lo, hi = np.int32(0x7FFFFFFF), np.int32(-0x80000000)  # in the order of `ordered`
+    counts = np.int32(0)
+    for i in range(np.uint64(n)):
+        bits = bits_of(x[at + i])
+        value = ordered(bits)
+        lo = min(lo, value)
+        hi = max(hi, value)
+        counts = counted(counts, bits)
+    top = max(np.int32(~hi) if hi < 0 else hi, np.int32(~lo) if lo < 0 else lo)
+    return top, counts, (lo, hi, top)
+
+
+@inlined
+def _encode(x, at, n, ends, entries, group, codes, first, random):
+    lo, hi, top = ends
+    low = float_of(np.uint32(ordered(np.uint32(lo))))
+    high = float_of(np.uint32(ordered(np.uint32(hi))))
+    bits, zero = _grid(low, high, top)
+    step = float_of(bits)
+    entries[group] = np.uint32((bits >> np.uint32(16)) | np.uint32(np.int32(zero) << 16))
+    base, inverse = zero * step, np.float32(65536) / step
+    # the first code for values above 0
+    above = np.int32(low >= np.float32(0) and zero == np.float32(0))
+    for i in range(np.uint64(n)):
+        # x = 0 gives a whole number of 65536ths for every rounding of the inverse.
+        value = x[at + i]
+        y = (value - base) * inverse
+        q = np.int32(rint(min(max(y, np.float32(0)), _TOP)))
+        q = np.int32(np.int32(q + np.int32(random[first + i])) >> np.int32(16))
+        q = max(q, above) if value > np.float32(0) else q
+        codes[first + i] = np.uint8(q)
+
+
+@inlined
+def _decode(entries, group, codes, first, x, at, n):
+    step = float_of(np.uint32(entries[group] << np.uint32(16)))
+    zero = np.int32(np.int32(entries[group]) >> np.int32(16))
+    byte, shift = (first, 0) if first < codes.size else (first - np.uint64(codes.size), 4)
+    # n is no more, but a constant: LLVM would unroll so short a loop before it could vectorise it.
+    for i in range(np.uint64(min(n, codes.size))):
+        q = np.int32(np.uint32(codes[byte + i]) >> np.uint32(shift)) & np.int32(15)
+        x[at + i] = np.float32(np.int32(q + zero)) * step
 
 
 @njit(nogil=True, cache=True)
-def _encode_piece(x, scales, codes, random, first, n):
-    # Encode values [first, first + n), which are x[:n]. Returns an argument of `merge`.
-    group, rest = first // GROUP, n % GROUP
-    last = group + n // GROUP
-    whole = _encode_groups(x, first, scales, codes, random, group, last, GROUP)
-    end = last + (rest > 0)
-    return merge(whole, _encode_groups(x, first, scales, codes, random, last, end, rest))
+def _code_bytes(n):
+    # Of n words: two codes per byte, of words half a tile apart.
+    return ((n + GROUP - 1) // GROUP + 1) // 2 * GROUP
 
 
 @njit(nogil=True, cache=True)
 def int4_encode_cpu(words, dst, args, first):
     """Tile encoder; args[1:3] are seed and stream of `fill_rows`. See cswap_kernels/tiles.py."""
-    n_groups = (words.size + GROUP - 1) // GROUP
-    scales = dst[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    start = padded(4 * n_groups)
-    dst[4 * n_groups : start] = 0
-    half = (n_groups + 1) // 2 * GROUP
-    codes = dst[start : start + 2 * half]  # one per byte, at first
-    codes[words.size :] = 0
     random = np.empty((words.size + ROW - 1) // ROW * ROW, np.uint16)
     fill_rows(random, first // ROW, args[1], args[2])
-    x = floats_of(words)
-    total = (np.int32(0), np.int64(0), np.int64(0))
-    for at in range(0, words.size, max(x.size, 1)):
-        n = min(x.size, words.size - at)
-        widen_piece(words, at, n, args[0], x)
-        total = merge(total, _encode_piece(x, scales, codes, random, at, n))
-    upper = codes[half:]
+    end = encode_groups(_measure, _encode, GROUP, np.uint32, words, dst, args[0], random)
+    if end < 0:
+        return end
+    start, half = end - words.size, _code_bytes(words.size)
+    dst[end : start + 2 * half] = 0
+    codes, upper = dst[start:], dst[start + half :]
     for i in range(np.uint64(half)):
         codes[i] = np.uint8(codes[i] | np.uint8(upper[i] << np.uint8(4)))
-    return np.int64(-1) if is_raw(total) else start + half
-
-
-@njit(nogil=True, cache=True)
-def _decode_piece(scales, codes, x, at, n):
-    # Values [at, at + n) to x[:n].
-    half = codes.size
-    for group in range(at // GROUP, (at + n + GROUP - 1) // GROUP):
-        step = float_of(np.uint32(scales[group] << np.uint32(16)))
-        zero = np.int32(np.int32(scales[group]) >> np.int32(16))
-        first = GROUP * group
-        byte, shift = (first, 0) if first < half else (first - half, 4)
-        place = np.uint64(first - at)
-        for i in range(np.uint64(min(GROUP, at + n - first))):
-            q = np.int32(codes[np.uint64(byte) + i] >> np.uint8(shift)) & np.int32(15)
-            x[place + i] = np.float32(np.int32(q + zero)) * step
+    return start + half
 
 
 @njit(nogil=True, cache=True)
 def int4_decode_cpu(src, words, args, first):
     """Tile decoder; see cswap_kernels/tiles.py."""
-    n_groups = (words.size + GROUP - 1) // GROUP
-    start = padded(4 * n_groups)
-    if src.size != start + (n_groups + 1) // 2 * GROUP:
-        return np.int64(-1)
-    scales = src[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    codes = src[start:]  # [n]
-    x = floats_of(words)
-    for at in range(0, words.size, max(x.size, 1)):
-        n = min(x.size, words.size - at)
-        _decode_piece(scales, codes, x, at, n)
-        narrow_piece(x, words, at, n, args[0])
-    return np.int64(0)
+    code_bytes = _code_bytes(words.size)
+    return decode_groups(_decode, GROUP, np.uint32, src, code_bytes, words, args[0])
 
 
 def int4_encode_reference(

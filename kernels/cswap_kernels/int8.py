@@ -18,21 +18,10 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap_kernels.floats import (
-    LIMIT,
-    bits_of,
-    float_of,
-    floats_of,
-    is_raw,
-    is_raw_reference,
-    merge,
-    narrow_piece,
-    pad_reference,
-    padded,
-    rint,
-    widen_piece,
-)
+from cswap_kernels.floats import bits_of, float_of, is_raw_reference, pad_reference, rint
+from cswap_kernels.groups import counted, decode_groups, encode_groups
 from cswap_kernels.jit import njit
+from cswap_kernels.uncounted import inlined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,108 +29,60 @@ if TYPE_CHECKING:
 GROUP: Final = 128
 """Values that share a scale."""
 
-_M = np.int32(0x7FFFFFFF)
-_COUNT = np.int32(1 << 20)  # beyond any sum of the exponents of a group
 _LEAST_SCALE = 0x00800000  # 2**-126: its reciprocal is finite
 
 
-# Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
-@njit(nogil=True, inline="always")
-def _encode_groups(x, at, scales, codes, first_group, last_group, n):
-    # Encode groups of n values each; x begins with value ``at``. Returns an argument of `merge`.
-    top = np.int32(0)
-    exponents = np.int64(0)
-    n_nonzero = np.int64(0)
-    for group in range(first_group, last_group):
-        first = np.uint64(GROUP * group)
-        place = np.uint64(GROUP * group - at)
-        hi = np.int32(0)  # bits of the largest value, 0 counted in: negative ones are less, as i32
-        lo = np.uint32(0)  # and of the smallest, if any is negative: as u32 above all that are not
-        counts = np.int32(0)  # exponents, and _COUNT for each value that is not 0
-        for i in range(np.uint64(n)):
-            bits = bits_of(x[place + i])
-            magnitude = np.int32(np.int32(bits) & _M)
-            hi = max(hi, np.int32(bits))
-            lo = max(lo, np.uint32(bits))
-            counts = np.int32(counts + np.int32(magnitude >> np.int32(23)))
-            counts = np.int32(counts + (_COUNT if magnitude != 0 else np.int32(0)))
-        top = max(top, max(hi, np.int32(np.int32(lo) & _M)))
-        exponents += np.int64(counts & np.int32(_COUNT - np.int32(1)))
-        n_nonzero += np.int64(counts >> np.int32(20))
-        if top >= LIMIT:
-            break
-        low = float_of(lo) if np.int32(lo) < 0 else np.float32(0)
-        spread = float_of(np.uint32(hi)) - low
-        scale = max(bits_of(spread / np.float32(255)), np.uint32(_LEAST_SCALE))
-        scale = np.uint32((scale + np.uint32(255)) & np.uint32(0xFFFFFF00))
-        inverse = np.float32(1) / float_of(scale)
-        zero = np.int32(rint(-low * inverse))
-        scales[group] = np.uint32(scale | np.uint32(zero))
-        # z is for 0 alone. It has no lower neighbour if it is 0; that above 255 is cut off.
-        down = np.int32(-1) if zero > 0 else np.int32(0)
-        for i in range(np.uint64(n)):
-            value = x[place + i]
-            k = np.int32(rint(value * inverse))
-            k = max(k, np.int32(1)) if value > np.float32(0) else k
-            k = min(k, down) if value < np.float32(0) else k
-            codes[first + i] = np.uint8(min(np.uint32(np.int32(k) + zero), np.uint32(255)))
-    return top, exponents, n_nonzero
+@inlined
+def _measure(x, at, n):
+    hi = np.int32(0)  # bits of the largest value, 0 counted in: negative ones are less, as i32
+    lo = np.uint32(0)  # and of the smallest, if any is negative: as u32 above all that are not
+    counts = np.int32(0)
+    for i in range(np.uint64(n)):
+        bits = bits_of(x[at + i])
+        hi = max(hi, np.int32(bits))
+        lo = max(lo, np.uint32(bits))
+        counts = counted(counts, bits)
+    return max(hi, np.int32(lo & np.uint32(0x7FFFFFFF))), counts, (hi, lo)
 
 
-@njit(nogil=True, cache=True)
-def _encode_piece(x, scales, codes, first, n):
-    # Encode values [first, first + n), which are x[:n]. Returns an argument of `merge`.
-    group, rest = first // GROUP, n % GROUP
-    last = group + n // GROUP
-    whole = _encode_groups(x, first, scales, codes, group, last, GROUP)
-    return merge(whole, _encode_groups(x, first, scales, codes, last, last + (rest > 0), rest))
+@inlined
+def _encode(x, at, n, ends, entries, group, codes, first, random):
+    hi, lo = ends
+    low = float_of(lo) if np.int32(lo) < 0 else np.float32(0)
+    spread = float_of(np.uint32(hi)) - low
+    scale = max(bits_of(spread / np.float32(255)), np.uint32(_LEAST_SCALE))
+    scale = np.uint32((scale + np.uint32(255)) & np.uint32(0xFFFFFF00))
+    inverse = np.float32(1) / float_of(scale)
+    zero = np.int32(rint(-low * inverse))
+    entries[group] = np.uint32(scale | np.uint32(zero))
+    # z is for 0 alone. It has no lower neighbour if it is 0; that above 255 is cut off.
+    down = np.int32(-1) if zero > 0 else np.int32(0)
+    for i in range(np.uint64(n)):
+        value = x[at + i]
+        k = np.int32(rint(value * inverse))
+        k = max(k, np.int32(1)) if value > np.float32(0) else k
+        k = min(k, down) if value < np.float32(0) else k
+        codes[first + i] = np.uint8(min(np.uint32(np.int32(k) + zero), np.uint32(255)))
+
+
+@inlined
+def _decode(entries, group, codes, first, x, at, n):
+    scale = float_of(np.uint32(entries[group] & np.uint32(0xFFFFFF00)))
+    zero = np.int32(entries[group] & np.uint32(255))
+    for i in range(np.uint64(n)):
+        x[at + i] = np.float32(np.int32(np.int32(codes[first + i]) - zero)) * scale
 
 
 @njit(nogil=True, cache=True)
 def int8_encode_cpu(words, dst, args, first):
     """Tile encoder; see cswap_kernels/tiles.py."""
-    n_groups = (words.size + GROUP - 1) // GROUP
-    scales = dst[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    start = padded(4 * n_groups)
-    dst[4 * n_groups : start] = 0
-    codes = dst[start : start + words.size]
-    x = floats_of(words)
-    total = (np.int32(0), np.int64(0), np.int64(0))
-    for at in range(0, words.size, max(x.size, 1)):
-        n = min(x.size, words.size - at)
-        widen_piece(words, at, n, args[0], x)
-        total = merge(total, _encode_piece(x, scales, codes, at, n))
-    return np.int64(-1) if is_raw(total) else start + words.size
-
-
-@njit(nogil=True, cache=True)
-def _decode_piece(scales, codes, x, at, n):
-    # Values [at, at + n) to x[:n].
-    for group in range(at // GROUP, (at + n + GROUP - 1) // GROUP):
-        scale = float_of(np.uint32(scales[group] & np.uint32(0xFFFFFF00)))
-        zero = np.int32(scales[group] & np.uint32(255))
-        first = GROUP * group
-        place = np.uint64(first - at)
-        for i in range(np.uint64(min(GROUP, at + n - first))):
-            q = np.int32(np.int32(codes[np.uint64(first) + i]) - zero)
-            x[place + i] = np.float32(q) * scale
+    return encode_groups(_measure, _encode, GROUP, np.uint32, words, dst, args[0], args)
 
 
 @njit(nogil=True, cache=True)
 def int8_decode_cpu(src, words, args, first):
     """Tile decoder; see cswap_kernels/tiles.py."""
-    n_groups = (words.size + GROUP - 1) // GROUP
-    start = padded(4 * n_groups)
-    if src.size != start + words.size:
-        return np.int64(-1)
-    scales = src[: 4 * n_groups].view(np.uint32)  # [n_groups]
-    codes = src[start:]  # [n]
-    x = floats_of(words)
-    for at in range(0, words.size, max(x.size, 1)):
-        n = min(x.size, words.size - at)
-        _decode_piece(scales, codes, x, at, n)
-        narrow_piece(x, words, at, n, args[0])
-    return np.int64(0)
+    return decode_groups(_decode, GROUP, np.uint32, src, words.size, words, args[0])
 
 
 def int8_encode_reference(x: NDArray[np.float32]) -> bytes | None:

@@ -14,25 +14,11 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap_kernels.floats import (
-    float_of,
-    floats_of,
-    is_raw,
-    is_raw_reference,
-    merge,
-    narrow_piece,
-    pad_reference,
-    padded,
-    widen_piece,
-)
-from cswap_kernels.fp8 import (
-    e4m3_table,
-    from_e4m3,
-    magnitudes_of,
-    to_e4m3,
-    to_e4m3_reference,
-)
+from cswap_kernels.floats import float_of, is_raw_reference, pad_reference
+from cswap_kernels.fp8 import e4m3_table, from_e4m3, measure, to_e4m3, to_e4m3_reference
+from cswap_kernels.groups import decode_groups, encode_groups
 from cswap_kernels.jit import njit
+from cswap_kernels.uncounted import inlined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -40,51 +26,8 @@ if TYPE_CHECKING:
 GROUP: Final = 32
 """Values that share a scale: the specification's k."""
 
-_E_MAX = 8
-
-
-# Inlined, and called with a constant n for the whole groups: then LLVM vectorises without a rest.
-@njit(nogil=True, inline="always")
-def _encode_groups(x, at, scales, codes, first_group, last_group, n):
-    # Encode groups of n values each; x begins with value ``at``. Returns an argument of `merge`.
-    total = (np.uint32(0), np.int64(0), np.int64(0))
-    for group in range(first_group, last_group):
-        first = np.uint64(GROUP * group)
-        place = np.uint64(GROUP * group - at)
-        found = magnitudes_of(x, place, n)
-        total = merge(total, found)
-        scale = max(np.int32(found[0] >> np.uint32(23)) - np.int32(_E_MAX), np.int32(0))
-        scales[group] = np.uint8(scale)
-        inverse = float_of(np.uint32(np.uint32(254 - scale) << np.uint32(23)))
-        for i in range(np.uint64(n)):
-            codes[first + i] = to_e4m3(x[place + i] * inverse)
-    return total
-
-
-@njit(nogil=True, cache=True)
-def _encode_piece(x, scales, codes, first, n):
-    # Encode values [first, first + n), which are x[:n]. Returns an argument of `merge`.
-    group, rest = first // GROUP, n % GROUP
-    last = group + n // GROUP
-    whole = _encode_groups(x, first, scales, codes, group, last, GROUP)
-    return merge(whole, _encode_groups(x, first, scales, codes, last, last + (rest > 0), rest))
-
-
-@njit(nogil=True, cache=True)
-def mxfp8_encode_cpu(words, dst, args, first):
-    """Tile encoder; see cswap_kernels/tiles.py."""
-    n_groups = (words.size + GROUP - 1) // GROUP
-    scales = dst[:n_groups]
-    start = padded(n_groups)
-    dst[n_groups:start] = 0
-    codes = dst[start : start + words.size]
-    x = floats_of(words)
-    total = (np.uint32(0), np.int64(0), np.int64(0))
-    for at in range(0, words.size, max(x.size, 1)):
-        n = min(x.size, words.size - at)
-        widen_piece(words, at, n, args[0], x)
-        total = merge(total, _encode_piece(x, scales, codes, at, n))
-    return np.int64(-1) if is_raw(total) else start + words.size
+E_MAX: Final = 8
+"""Exponent of E4M3's largest number."""
 
 
 @njit(nogil=True, cache=True)
@@ -97,32 +40,32 @@ def e8m0(code):
     return float_of(np.uint32(bits))
 
 
+@inlined
+def _encode(x, at, n, top, entries, group, codes, first, random):
+    scale = max(np.int32(top >> np.uint32(23)) - np.int32(E_MAX), np.int32(0))
+    entries[group] = np.uint8(scale)
+    inverse = float_of(np.uint32(np.uint32(254 - scale) << np.uint32(23)))
+    for i in range(np.uint64(n)):
+        codes[first + i] = to_e4m3(x[at + i] * inverse)
+
+
+@inlined
+def _decode(entries, group, codes, first, x, at, n):
+    scale = e8m0(entries[group])
+    for i in range(np.uint64(n)):
+        x[at + i] = from_e4m3(codes[first + i]) * scale
+
+
 @njit(nogil=True, cache=True)
-def _decode_piece(scales, codes, x, at, n):
-    # Values [at, at + n) to x[:n].
-    for group in range(at // GROUP, (at + n + GROUP - 1) // GROUP):
-        scale = e8m0(scales[group])
-        first = GROUP * group
-        place = np.uint64(first - at)
-        for i in range(np.uint64(min(GROUP, at + n - first))):
-            x[place + i] = from_e4m3(codes[np.uint64(first) + i]) * scale
+def mxfp8_encode_cpu(words, dst, args, first):
+    """Tile encoder; see cswap_kernels/tiles.py."""
+    return encode_groups(measure, _encode, GROUP, np.uint8, words, dst, args[0], args)
 
 
 @njit(nogil=True, cache=True)
 def mxfp8_decode_cpu(src, words, args, first):
     """Tile decoder; see cswap_kernels/tiles.py."""
-    n_groups = (words.size + GROUP - 1) // GROUP
-    start = padded(n_groups)
-    if src.size != start + words.size:
-        return np.int64(-1)
-    scales = src[:n_groups]
-    codes = src[start:]  # [n]
-    x = floats_of(words)
-    for at in range(0, words.size, max(x.size, 1)):
-        n = min(x.size, words.size - at)
-        _decode_piece(scales, codes, x, at, n)
-        narrow_piece(x, words, at, n, args[0])
-    return np.int64(0)
+    return decode_groups(_decode, GROUP, np.uint8, src, words.size, words, args[0])
 
 
 def mxfp8_encode_reference(x: NDArray[np.float32]) -> bytes | None:
@@ -131,7 +74,7 @@ def mxfp8_encode_reference(x: NDArray[np.float32]) -> bytes | None:
         return None
     groups = np.pad(x, (0, -x.size % GROUP)).reshape(-1, GROUP)
     amax = np.abs(groups).max(1, initial=0)
-    scale = np.maximum((amax.view(np.uint32) >> 23).astype(np.int32) - _E_MAX, 0)
+    scale = np.maximum((amax.view(np.uint32) >> 23).astype(np.int32) - E_MAX, 0)
     quotients = np.ldexp(groups, 127 - scale[:, None]).astype(np.float32)
     codes = to_e4m3_reference(quotients)
     return pad_reference(scale.astype(np.uint8).tobytes()) + codes.tobytes()[: x.size]

@@ -22,7 +22,15 @@ from numba import types
 from numba.extending import intrinsic
 
 from cswap_kernels.jit import njit
-from cswap_kernels.words import I64, emit_load, emit_pointer, emit_store, load_mask, store_mask
+from cswap_kernels.words import (
+    I64,
+    emit_load,
+    emit_pointer,
+    emit_store,
+    load_mask,
+    padded,
+    store_mask,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -116,12 +124,6 @@ def lowest_bit(typing: Any, mask: Any) -> Any:
         return builder.cttz(args[0], ir.Constant(ir.IntType(1), 0))
 
     return types.int64(types.uint64), generate
-
-
-@njit(nogil=True, cache=True)
-def padded(n):
-    """The next multiple of 16."""
-    return (n + 15) & ~15
 
 
 @njit(nogil=True, cache=True)

@@ -18,7 +18,7 @@ args holds the format's parameters; first is the index of the tile's first word 
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -26,9 +26,6 @@ from cswap_kernels.jit import njit
 from cswap_kernels.queue import take, wait_and_add
 from cswap_kernels.tile_calls import array_at, call_decoder, call_encoder
 from cswap_kernels.words import copy_bytes
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 TILE_WORDS: Final = {1: 8192, 2: 8192, 4: 4096, 8: 2048}
 """Words per tile by word size in bytes: 8 KiB of bytes, else 16 KiB."""
@@ -178,8 +175,3 @@ def decode_at(decoder, like, source, nbytes, target, n_words, args, tile_words):
     words = array_at(like, target, n_words)
     n_tiles = (n_words + tile_words - 1) // tile_words
     return decode_range(decoder, payload, words, args, 0, n_tiles, tile_words)
-
-
-def as_words(data: NDArray[Any], word: int) -> NDArray[Any]:
-    """View contiguous bytes as words of ``word`` bytes."""
-    return data.view(np.dtype(f"u{word}"))

@@ -182,6 +182,12 @@ def prefetch(typing: Any, words: Any, data: Any, i: Any) -> Any:
     return types.void(words, data, types.int64), generate
 
 
+@njit(nogil=True, cache=True)
+def padded(nbytes):
+    """The next multiple of 16."""
+    return (np.int64(nbytes) + 15) & ~np.int64(15)
+
+
 # Loops: for targets without AVX-512, and for the last group of a tile, which may be shorter.
 
 

@@ -344,6 +344,13 @@ def test_tile_with_a_moderate_outlier_is_encoded(name: str) -> None:
     assert not torch.equal(codec.decode(codec.encode(x)), x)
 
 
+@pytest.mark.parametrize("name", GROUPED)
+def test_tile_is_raw_from_just_above_twelve_octaves(name: str) -> None:
+    for exponent in (24, 25):
+        words = np.array([2.0**exponent, 1, 0, 0], np.float32).view(np.uint32)
+        assert (FORMATS[name].encode_tile(words, 0) is None) == (exponent == 25)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", GROUPED)
 def test_float64_beyond_float32_is_kept(name: str) -> None:

@@ -14,12 +14,12 @@ from cswap_kernels.cuda import compiler, formats
 
 KERNELS = [
     pytest.param(name, word, direction, id=f"{name}-{word}-{direction}")
-    for name, row in formats.FORMATS.items()
-    for word in row.words
+    for name, words in formats.FORMATS.items()
+    for word in words
     for direction in ("encode", "decode")
 ]
 
-COMPOSED = [(name, row.words) for name, row in formats.FORMATS.items() if "+" in name]
+COMPOSED = [row for row in formats.FORMATS.items() if "+" in row[0]]
 ONE_KERNEL = [
     pytest.param(
         *(name, words[i % len(words)], ("decode", "encode")[i % 2]),

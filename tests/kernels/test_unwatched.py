@@ -9,6 +9,7 @@ import weakref
 
 import numpy as np
 import pytest
+from numba.core.compiler_lock import global_compiler_lock
 
 from cswap_kernels import jit
 from cswap_kernels.unwatched import unwatched
@@ -79,7 +80,7 @@ def test_a_kernel_is_compiled_while_another_one_is():
         return x + 1
 
     def compile_under_a_profiler():
-        with jit.global_compiler_lock:
+        with global_compiler_lock:
             return watch(lambda: inner(1))[0]
 
     assert compile_under_a_profiler() == 2

@@ -20,7 +20,7 @@ FLOATING = ("FMUL", "FADD", "FFMA", "DMUL", "DADD", "DFMA")
 LOSSY = [
     pytest.param(name, word, direction, id=f"{name}-{word}-{direction}")
     for name in ("int8", "fp8", "mxfp8", "int4", "zvc+int4", "zvc+int8")
-    for word in formats.FORMATS[name].words
+    for word in formats.FORMATS[name]
     for direction in ("encode", "decode")
 ]
 

@@ -85,29 +85,14 @@ _A = (types.uint64,) * 4
 
 def encode_signature(word: int) -> Any:
     """words, out, control, size, n_words, stride, whether aligned, a0..a3."""
-    return types.void(
-        _P(WORDS[word][0]),
-        _P(types.uint8),
-        _P(types.uint64),
-        _P(types.uint64),
-        types.int64,
-        types.int64,
-        types.int32,
-        *_A,
-    )
+    own = (_P(WORDS[word][0]), _P(types.uint8), _P(types.uint64), _P(types.uint64))
+    return types.void(*own, types.int64, types.int64, types.int32, *_A)
 
 
 def decode_signature(word: int) -> Any:
     """payload, its bytes, words, status, n_words, whether aligned, a0..a3."""
-    return types.void(
-        _P(types.uint8),
-        types.int64,
-        _P(WORDS[word][0]),
-        _P(types.uint32),
-        types.int64,
-        types.int32,
-        *_A,
-    )
+    payload, words = (_P(types.uint8), types.int64), (_P(WORDS[word][0]), _P(types.uint32))
+    return types.void(*payload, *words, types.int64, types.int32, *_A)
 
 
 def in_one_step(encode: Any) -> tuple[Any, Any]:
@@ -251,19 +236,15 @@ def finish(control, size, base, stride, n_tiles, directory):
                 directory[int64(n_tiles * int64(2) + int64(1))] = uint32(0)
 
 
-def encode_kernel(
-    make_tile: MakeTile, word: int, tile_words: int | None = None
-) -> Callable[..., None]:
+def encode_kernel(make_tile: MakeTile, word: int) -> Callable[..., None]:
     """The kernel that encodes a tensor of words of ``word`` bytes; see `encode_signature`.
-
-    ``tile_words``, a power of two, is TILE_WORDS[word]; tests in the simulator want smaller tiles.
 
     ``out`` starts at a multiple of 16 bytes and holds `tiles.container_bound` of them, or those of
     the directory and n_tiles * stride. ``aligned`` says whether ``words`` does, too.
     """
     measure_tile, write_tile, _ = make_tile(word, WORDS[word][1])
     as_words = WORDS[word][1]
-    full = tile_words or TILE_WORDS[word]
+    full = TILE_WORDS[word]
     log, shift, x_u64 = word.bit_length() - 1, full.bit_length() - 1, full * word // 8
     segment_u64 = x_u64 + SLACK // 8
 
@@ -305,9 +286,7 @@ def read_entry(directory, tile, n_tiles):
     return uint32(directory[entry]), uint32(directory[int64(entry + int64(1))])
 
 
-def decode_kernel(
-    make_tile: MakeTile, word: int, tile_words: int | None = None
-) -> Callable[..., None]:
+def decode_kernel(make_tile: MakeTile, word: int) -> Callable[..., None]:
     """The kernel that decodes a container; see `decode_signature`.
 
     ``payload`` starts at a multiple of 16 bytes and is padded to one. ``status[0]`` is raised to
@@ -315,7 +294,7 @@ def decode_kernel(
     """
     _, _, decode_tile = make_tile(word, WORDS[word][1])
     as_words = WORDS[word][1]
-    full = tile_words or TILE_WORDS[word]
+    full = TILE_WORDS[word]
     log, shift, x_u64 = word.bit_length() - 1, full.bit_length() - 1, full * word // 8
     segment_u64 = x_u64 + SLACK // 8
 

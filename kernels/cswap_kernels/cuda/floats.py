@@ -5,12 +5,12 @@ One rounding per operation: the linker is told not to fuse products and sums, se
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from numba import cuda, float32, float64, int32, uint16, uint32, uint64
+from numba import cuda, float32, int32, uint32, uint64
 
-from cswap_kernels.cuda.primitives import bits_f32, bits_f64, f32_bits, f64_bits, signed, unsigned
-from cswap_kernels.cuda.warps import lane_id, n_warps, warp_id, warp_max, warp_sum
+from cswap_kernels.cuda.primitives import bits_f32, bits_f64, f32_bits, signed, unsigned
+from cswap_kernels.cuda.warps import three_of_warps, warp_max, warp_sum
 from cswap_kernels.floats import (
     BFLOAT16,
     BFLOAT16_NAN,
@@ -21,13 +21,7 @@ from cswap_kernels.floats import (
     OCTAVES,
 )
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
 MAGNITUDE = 0x7FFFFFFF
-RAW_WORDS = 96
-"""u32 that `of_block` takes: three for each of up to 32 warps."""
-
 _HALF_MAX = 0x7BFF
 _INFINITE = 0x7F800000
 
@@ -102,7 +96,7 @@ def unordered(value):
 
 @cuda.jit(device=True)
 def narrow_word(value, kind):
-    """The word of 2 bytes (u32) nearest to a float32; see `float_access`."""
+    """The word of 2 bytes (u32) nearest to a float32. float16 saturates; NaN is one NaN."""
     if kind == int32(BFLOAT16):
         return uint32(BFLOAT16_NAN) if is_nan(value) else float_to_bfloat16(value)
     half = float_to_half(value)
@@ -112,30 +106,8 @@ def narrow_word(value, kind):
 
 
 @cuda.jit(device=True)
-def of_block(top, exponents, n_nonzero, tmp):
-    """(largest, sum, sum) over the warps of a block of three i32 that are equal in a warp.
-
-    tmp: [`RAW_WORDS`] u32. Ends with a syncthreads.
-    """
-    warp, lane = int32(warp_id() * int32(3)), lane_id()
-    if lane == int32(0):
-        tmp[warp] = unsigned(top)
-        tmp[int32(warp + int32(1))] = unsigned(exponents)
-        tmp[int32(warp + int32(2))] = unsigned(n_nonzero)
-    cuda.syncthreads()
-    highest, total, count = int32(0), int32(0), int32(0)
-    if lane < n_warps():
-        at = int32(lane * int32(3))
-        highest, total = signed(uint32(tmp[at])), signed(uint32(tmp[int32(at + int32(1))]))
-        count = signed(uint32(tmp[int32(at + int32(2))]))
-    highest, total, count = warp_max(highest), warp_sum(total), warp_sum(count)
-    cuda.syncthreads()
-    return highest, total, count
-
-
-@cuda.jit(device=True)
 def is_raw(top, exponents, n_nonzero):
-    """Whether a tile is stored raw for its values: see `is_raw` of cswap_kernels/floats.py.
+    """Whether a tile is stored raw for its values: docs/format/lossy.md, "Tiles stored raw".
 
     Args: bits of max |x| (i32), sum of biased exponents, non-zeros. More non-zeros do not turn a
     tile that is raw into one that is not.
@@ -145,20 +117,21 @@ def is_raw(top, exponents, n_nonzero):
 
 
 @cuda.jit(device=True)
-def any_raw(top, exponents, n_nonzero, tmp):
-    """`is_raw` of the block's values from those of each warp, which are equal in its lanes.
+def of_block(top, exponents, n_nonzero, tmp):
+    """The arguments of `is_raw` over a block from those of each warp, which are equal in its lanes.
 
-    tmp: [`RAW_WORDS`] u32. Ends with a syncthreads.
+    tmp: see `three_of_warps`. Ends with a syncthreads.
     """
-    top, exponents, n_nonzero = of_block(top, exponents, n_nonzero, tmp)
-    return is_raw(top, exponents, n_nonzero)
+    highest, total, count = three_of_warps(top, exponents, n_nonzero, tmp)
+    highest, total, count = warp_max(highest), warp_sum(total), warp_sum(count)
+    cuda.syncthreads()
+    return highest, total, count
 
 
-def float_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
-    """(load, store) of float32 values in words of ``word`` bytes.
+def float_loader(word: int) -> Any:
+    """load(x, i, kind) -> float32 of words of ``word`` bytes, kind being IEEE or BFLOAT16.
 
-    load(x, i, kind) -> float32, kind being IEEE or BFLOAT16; f64 is rounded to nearest even.
-    store(x, i, kind, value) is the inverse; float16 saturates, NaN is one NaN in words of 2 bytes.
+    f64 is rounded to nearest even.
     """
     if word == 4:
 
@@ -166,19 +139,11 @@ def float_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
         def load(x, i, kind):
             return bits_f32(uint32(x[i]))
 
-        @cuda.jit(device=True)
-        def store(x, i, kind, value):
-            x[i] = f32_bits(value)
-
     elif word == 8:
 
         @cuda.jit(device=True)
         def load(x, i, kind):
             return float32(bits_f64(uint64(x[i])))
-
-        @cuda.jit(device=True)
-        def store(x, i, kind, value):
-            x[i] = f64_bits(float64(value))
 
     else:
 
@@ -188,8 +153,4 @@ def float_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
                 return bits_f32(uint32(uint32(x[i]) << uint32(16)))
             return half_to_float(uint32(x[i]))
 
-        @cuda.jit(device=True)
-        def store(x, i, kind, value):
-            x[i] = uint16(narrow_word(value, kind))
-
-    return load, store
+    return load

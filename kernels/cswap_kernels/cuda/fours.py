@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from numba import cuda, float32, float64, int32, uint32, uint64
 
-from cswap_kernels.cuda.floats import MAGNITUDE, half_to_float, is_raw, narrow_word, of_block
+from cswap_kernels.cuda.floats import MAGNITUDE, half_to_float, narrow_word
 from cswap_kernels.cuda.primitives import (
     as_u64,
     bits_f32,
@@ -21,7 +21,6 @@ from cswap_kernels.cuda.primitives import (
     store16,
 )
 from cswap_kernels.cuda.quads import halves, pair
-from cswap_kernels.cuda.warps import block_sum, warp_sum
 from cswap_kernels.floats import BFLOAT16
 
 if TYPE_CHECKING:
@@ -57,6 +56,14 @@ def raised(quad):
 
 
 @cuda.jit(device=True)
+def scaled(quad, base, scale):
+    """``(q - base) * scale``, ``base`` being 2**23 and more, of 2**23 plus each byte of a quad."""
+    a, b, c, d = raised(quad)
+    a, b = float32(float32(a - base) * scale), float32(float32(b - base) * scale)
+    return a, b, float32(float32(c - base) * scale), float32(float32(d - base) * scale)
+
+
+@cuda.jit(device=True)
 def bits_of_four(four):
     """Bits of four float32."""
     return f32_bits(four[0]), f32_bits(four[1]), f32_bits(four[2]), f32_bits(four[3])
@@ -85,33 +92,11 @@ def exponents_of(sizes):
     return uint32(uint32(a + b) + uint32(c + d))
 
 
-def raw_test(load: Callable[..., Any]) -> Any:
-    """A device function raw(x, n, kind, top, exponents, tmp): `is_raw` of a tile x [n].
-
-    Zeros follow the words in x, up to a multiple of 4. top is equal in each warp's lanes, exponents
-    a sum per lane; tmp: [`RAW_WORDS`] u32. Ends with a syncthreads.
-    """
-
-    @cuda.jit(device=True)
-    def raw(x, n, kind, top, exponents, tmp):
-        top, exponents, _ = of_block(top, warp_sum(exponents), int32(0), tmp)
-        if not is_raw(top, exponents, n):  # whatever the number of zeros
-            return False
-        count, i = int32(0), int32(cuda.threadIdx.x)
-        while int32(i << int32(2)) < n:
-            for value in load(x, i, kind):
-                count = int32(count + int32(value != float32(0.0)))
-            i = int32(i + int32(cuda.blockDim.x))
-        return is_raw(top, exponents, block_sum(count, tmp))
-
-    return raw
-
-
 def four_access(word: int) -> tuple[Callable[..., Any], Callable[..., None]]:
     """(load, store) of four float32 values in words of ``word`` bytes in shared memory.
 
     load(x, i, kind) -> four float32, kind being IEEE or BFLOAT16; f64 is rounded to nearest even.
-    store(x, i, kind, a, b, c, d) is the inverse; see `float_access`.
+    store(x, i, kind, a, b, c, d) is the inverse; see `narrow_word`.
     """
     return {2: _access_2, 4: _access_4, 8: _access_8}[word]()
 

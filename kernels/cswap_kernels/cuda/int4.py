@@ -1,11 +1,17 @@
-"""``int4`` on CUDA: the format of cswap_kernels/int4.py, a warp per row of four groups."""
+"""``int4`` on CUDA: the format of cswap_kernels/int4.py.
+
+Decoded as all formats of groups (groups.py). Encoded by a warp per row of four groups, a word per
+lane: the random numbers of a row come in that order, four to a lane.
+"""
 
 from __future__ import annotations
 
 from numba import cuda, float32, int32, int64, uint8, uint32, uint64
 
 from cswap_kernels.cuda.container import in_one_step
-from cswap_kernels.cuda.floats import MAGNITUDE, any_raw, float_access, ordered, unordered
+from cswap_kernels.cuda.floats import MAGNITUDE, float_loader, is_raw, of_block, ordered, unordered
+from cswap_kernels.cuda.fours import WHOLE, scaled
+from cswap_kernels.cuda.groups import group_decoder
 from cswap_kernels.cuda.primitives import (
     advance,
     as_u32,
@@ -17,6 +23,7 @@ from cswap_kernels.cuda.primitives import (
     unsigned,
 )
 from cswap_kernels.cuda.warps import (
+    fill,
     lane_id,
     n_warps,
     padded,
@@ -27,6 +34,7 @@ from cswap_kernels.cuda.warps import (
     zero_bytes,
 )
 from cswap_kernels.floats import LIMIT
+from cswap_kernels.int4 import GROUP
 
 LEAST_STEP = 0x0D800000
 FLATTEST = 0x38800000
@@ -75,11 +83,35 @@ def grid_of(low, high, top):
 
 
 @cuda.jit(device=True)
-def sections(n):
-    """Groups of n words, the byte at which codes begin behind their scales, and bytes of codes."""
-    n_groups = int32((n + int32(31)) >> int32(5))
-    half = int32(int32(int32(n_groups + int32(1)) >> int32(1)) << int32(5))
-    return n_groups, padded(int32(n_groups << int32(2))), half
+def groups_of(n):
+    """Groups of n words."""
+    return int32((n + int32(31)) >> int32(5))
+
+
+@cuda.jit(device=True)
+def code_bytes(n):
+    """Bytes of the codes of n words: a byte has those of two, so many words apart."""
+    return int32(int32(int32(groups_of(n) + int32(1)) >> int32(1)) << int32(5))
+
+
+@cuda.jit(device=True)
+def quad_at(codes, i, n):
+    """The quad of the i-th four codes."""
+    quarter = int32(code_bytes(n) >> int32(2))
+    both = uint32(codes[i if i < quarter else int32(i - quarter)])
+    return uint32((both if i < quarter else uint32(both >> uint32(4))) & uint32(0x0F0F0F0F))
+
+
+@cuda.jit(device=True)
+def four(entry, quad):
+    """The values of four codes."""
+    step = bits_f32(uint32(entry << uint32(16)))
+    zero = float32(int32(signed(entry) >> int32(16)))
+    base = float32(bits_f32(uint32(WHOLE)) - zero)  # 2**23 - z, exact
+    return scaled(quad, base, step)
+
+
+make_decode = group_decoder(GROUP, 4, four, code_bytes, quad_at)
 
 
 @cuda.jit(device=True)
@@ -136,15 +168,6 @@ def code_of(value, grid, random):
 
 
 @cuda.jit(device=True)
-def zero_codes(codes, first, last):
-    """Zero codes[first:last]."""
-    i = int32(first + int32(cuda.threadIdx.x))
-    while i < last:
-        codes[i] = uint8(0)
-        i = int32(i + int32(cuda.blockDim.x))
-
-
-@cuda.jit(device=True)
 def pack(codes, half):
     """Two codes per byte, of words ``half`` apart, from one per byte. Ends with a syncthreads."""
     i = int32(cuda.threadIdx.x)
@@ -160,31 +183,22 @@ def int4_tile(word, as_words):
 
     a1, a2: seed and stream of the random numbers.
     """
-    load, store = float_access(word)
-
-    @cuda.jit(device=True)
-    def seen(x, i, n, kind):
-        # (value, smallest, largest as `ordered`, exponent and 1 << 20 unless 0) of one word, the
-        # last three to be reduced over a group.
-        value, low, high, counts = float32(0.0), int32(HIGHEST), int32(LOWEST), int32(0)
-        if i < n:
-            value = load(x, i, kind)
-            bits = f32_bits(value)
-            magnitude = signed(uint32(bits & uint32(MAGNITUDE)))
-            low = ordered(bits)
-            high, counts = low, int32(magnitude >> int32(23))
-            if magnitude != int32(0):
-                counts = int32(counts + int32(1 << 20))
-        return value, low, high, counts
+    load = float_loader(word)
 
     @cuda.jit(device=True)
     def put_row(x, n, row, scales, codes, kind, random, found):
         # Scales and codes of a row's groups, unless values are too large; `found`, carried on.
-        (top, exponents, n_nonzero), n_groups = found, int32((n + int32(31)) >> int32(5))
+        (top, exponents, n_nonzero), n_groups = found, groups_of(n)
         for g in range(4):
             group = int32(int32(row << int32(2)) + int32(g))
             i = int32(int32(group << int32(5)) + lane_id())
-            value, low, high, counts = seen(x, i, n, kind)
+            value, low, high, counts = float32(0.0), int32(HIGHEST), int32(LOWEST), int32(0)
+            if i < n:
+                value = load(x, i, kind)
+                low = high = ordered(f32_bits(value))
+                magnitude = signed(uint32(f32_bits(value) & uint32(MAGNITUDE)))
+                counts = int32(magnitude >> int32(23))  # and 1 << 20 unless 0, summed up at once
+                counts = int32(counts + (int32(1 << 20) if magnitude != int32(0) else int32(0)))
             low, high, counts = warp_min(low), warp_max(high), warp_sum(counts)
             exponents = int32(exponents + int32(counts & int32(0xFFFFF)))
             n_nonzero = int32(n_nonzero + int32(counts >> int32(20)))
@@ -193,49 +207,28 @@ def int4_tile(word, as_words):
                 amax = int32(max(magnitude_of(high), magnitude_of(low)))
             top = int32(max(top, amax))
             if group < n_groups and top < int32(LIMIT):
-                grid = put_scale(
-                    scales, group, bits_f32(unordered(low)), bits_f32(unordered(high)), amax
-                )
-                own = random_of(random, g)
+                low, high = bits_f32(unordered(low)), bits_f32(unordered(high))
+                grid, own = put_scale(scales, group, low, high, amax), random_of(random, g)
                 if i < n:
                     codes[i] = code_of(value, grid, own)
         return top, exponents, n_nonzero
 
     @cuda.jit(device=True)
     def encode(x, n, dst, tmp, a0, a1, a2, a3, first):
-        n_groups, start, half = sections(n)
+        n_groups, half = groups_of(n), code_bytes(n)
+        start = padded(int32(n_groups << int32(2)))
         zero_bytes(dst, int32(n_groups << int32(2)), start)
         scales, codes = as_u32(dst), advance(dst, start)  # one code per byte, at first
-        zero_codes(codes, n, int32(half << int32(1)))
+        fill(advance(codes, n), int32(int32(half << int32(1)) - n), 0)
         found, row = (int32(0), int32(0), int32(0)), warp_id()
         while int32(row << int32(2)) < n_groups:
             random = random_of_row(int64(int64(first >> int64(7)) + int64(row)), a1, a2)
             found = put_row(x, n, row, scales, codes, int32(a0), random, found)
             row = int32(row + n_warps())
-        top, exponents, n_nonzero = found
-        if any_raw(top, exponents, n_nonzero, tmp):
+        top, exponents, n_nonzero = of_block(found[0], found[1], found[2], tmp)
+        if is_raw(top, exponents, n_nonzero):
             return int32(-1)
         pack(codes, half)
         return int32(start + half)
 
-    @cuda.jit(device=True)
-    def decode(src, nbytes, x, n, tmp, a0, a1, a2, a3, first):
-        _, start, half = sections(n)
-        if nbytes != int32(start + half):
-            return int32(-1)
-        scales, codes = as_u32(src), advance(src, start)
-        i = int32(cuda.threadIdx.x)
-        while i < n:
-            entry = uint32(scales[int32(i >> int32(5))])
-            step = bits_f32(uint32(entry << uint32(16)))
-            zero = int32(signed(entry) >> int32(16))
-            if i < half:
-                q = int32(int32(codes[i]) & int32(15))
-            else:
-                q = int32(int32(codes[int32(i - half)]) >> int32(4))
-            store(x, i, int32(a0), float32(float32(int32(q + zero)) * step))
-            i = int32(i + int32(cuda.blockDim.x))
-        cuda.syncthreads()
-        return int32(0)
-
-    return *in_one_step(encode), decode
+    return *in_one_step(encode), make_decode(word)

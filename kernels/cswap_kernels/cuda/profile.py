@@ -6,9 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from numba import cuda, int32, int64, types, uint32, uint64
 
-from cswap_kernels.cuda.container import WORDS as WORD_TYPES
-from cswap_kernels.cuda.primitives import atomic_add, atomic_max, signed64, unsigned64
-from cswap_kernels.cuda.warps import lane_id, n_warps, warp_id, warp_sum
+from cswap_kernels.cuda.primitives import FULL, atomic_add, atomic_max, signed64, unsigned64
+from cswap_kernels.cuda.warps import WORD_TYPES, lane_id, n_warps, warp_id, warp_sum
 from cswap_kernels.profile import (
     AMAX,
     FOLLOWERS,
@@ -27,25 +26,14 @@ from cswap_kernels.profile import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-FULL = 0xFFFFFFFF
 TOP_BIT = 1 << 63
 
 
 def profile_signature(word: int) -> Any:
     """words, counts, n_words, pieces, words of a piece, step, layout (5): see `profile_kernel`."""
-    return types.void(
-        types.CPointer(WORD_TYPES[word][0]),
-        types.CPointer(types.uint64),
-        types.int64,
-        types.int32,
-        types.int32,
-        types.int64,
-        types.int64,
-        types.int64,
-        types.uint64,
-        types.int64,
-        types.int64,
-    )
+    i32, i64, u64 = types.int32, types.int64, types.uint64
+    pointers = types.CPointer(WORD_TYPES[word]), types.CPointer(u64)
+    return types.void(*pointers, i64, i32, i32, i64, i64, i64, u64, i64, i64)
 
 
 @cuda.jit(device=True)

@@ -28,6 +28,9 @@ from cswap_kernels.cuda.primitives import (
 MASK_WORDS: Final = 256
 """u32 at the start of tmp, for tile functions: a bit per word of the largest tile."""
 
+THREES: Final = 96
+"""u32 of `three_of_warps`: three for each of up to 32 warps."""
+
 ROOM: Final = 64
 """u32 behind them, for this module."""
 
@@ -151,17 +154,6 @@ def of_warps(value, tmp, slot):
 
 
 @cuda.jit(device=True)
-def block_exclusive(value, tmp):
-    """(sum of an i32 over the threads before this one, sum over all)."""
-    inclusive = warp_inclusive(value)
-    parts = of_warps(from_lane(inclusive, 31), tmp, 0)
-    total = warp_sum(parts)
-    before = warp_sum(parts if lane_id() < warp_id() else int32(0))
-    cuda.syncthreads()
-    return int32(before + inclusive - value), total
-
-
-@cuda.jit(device=True)
 def warps_exclusive(value, tmp):
     """(sum over the warps before this one, sum over all) of an i32 that is equal in a warp."""
     parts = of_warps(value, tmp, 0)
@@ -172,22 +164,33 @@ def warps_exclusive(value, tmp):
 
 
 @cuda.jit(device=True)
-def block_sums(a, b, c, tmp):
-    """Sums of three i32 over the threads of a block, in every thread.
+def block_exclusive(value, tmp):
+    """(sum of an i32 over the threads before this one, sum over all)."""
+    inclusive = warp_inclusive(value)
+    before, total = warps_exclusive(from_lane(inclusive, 31), tmp)
+    return int32(before + inclusive - value), total
 
-    Takes the first 96 words of tmp.
-    """
-    first, second, third = warp_sum(a), warp_sum(b), warp_sum(c)
+
+@cuda.jit(device=True)
+def three_of_warps(a, b, c, tmp):
+    """`of_warps` of three i32, which takes the first `THREES` words of tmp."""
     at, lane = int32(warp_id() * int32(3)), lane_id()
     if lane == int32(0):
-        tmp[at], tmp[int32(at + int32(1))] = unsigned(first), unsigned(second)
-        tmp[int32(at + int32(2))] = unsigned(third)
+        tmp[at], tmp[int32(at + int32(1))] = unsigned(a), unsigned(b)
+        tmp[int32(at + int32(2))] = unsigned(c)
     cuda.syncthreads()
-    first = second = third = int32(0)
+    a = b = c = int32(0)
     if lane < n_warps():
         at = int32(lane * int32(3))
-        first, second = signed(uint32(tmp[at])), signed(uint32(tmp[int32(at + int32(1))]))
-        third = signed(uint32(tmp[int32(at + int32(2))]))
+        a, b = signed(uint32(tmp[at])), signed(uint32(tmp[int32(at + int32(1))]))
+        c = signed(uint32(tmp[int32(at + int32(2))]))
+    return a, b, c
+
+
+@cuda.jit(device=True)
+def block_sums(a, b, c, tmp):
+    """Sums of three i32 over the threads of a block, in every thread; tmp: `three_of_warps`."""
+    first, second, third = three_of_warps(warp_sum(a), warp_sum(b), warp_sum(c), tmp)
     first, second, third = warp_sum(first), warp_sum(second), warp_sum(third)
     cuda.syncthreads()
     return first, second, third

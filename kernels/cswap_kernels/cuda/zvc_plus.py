@@ -10,15 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from numba import cuda, int32, uint8
 
-from cswap_kernels.cuda.bitpack import bitpack_tile
-from cswap_kernels.cuda.cast import cast_tile
 from cswap_kernels.cuda.container import in_one_step
-from cswap_kernels.cuda.expk import expk_tile
-from cswap_kernels.cuda.fp8 import fp8_tile, mxfp8_tile
-from cswap_kernels.cuda.int4 import int4_tile
-from cswap_kernels.cuda.int8 import int8_tile
 from cswap_kernels.cuda.primitives import advance, as_u32
-from cswap_kernels.cuda.rle import rle_tile
 from cswap_kernels.cuda.warps import WORD_TYPES, fill
 from cswap_kernels.cuda.zvc import mask_bytes, pack, read_mask, unpack, write_mask
 from cswap_kernels.zvc_plus import MASK, VERBATIM
@@ -117,13 +110,3 @@ def zvc_plus(make_inner: MakeTile) -> MakeTile:
         return *in_one_step(encode), decode
 
     return make
-
-
-zvc_bitpack_tile = zvc_plus(bitpack_tile)
-zvc_cast_tile = zvc_plus(cast_tile)
-zvc_expk_tile = zvc_plus(expk_tile)
-zvc_fp8_tile = zvc_plus(fp8_tile)
-zvc_int8_tile = zvc_plus(int8_tile)
-zvc_mxfp8_tile = zvc_plus(mxfp8_tile)
-zvc_int4_tile = zvc_plus(int4_tile)
-zvc_rle_tile = zvc_plus(rle_tile)

@@ -1,14 +1,23 @@
-"""The profiler's sampling kernel: the CUDA twin against the CPU twin, count by count."""
+"""The profiler's sampling kernel: its PTX in the interpreter against the CPU twin, by count."""
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
-from numba import cuda
 
-from cswap_kernels.cuda.profile import profile_kernel
+pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
+
+from bench.ptx.grid import run_blocks
+from bench.ptx.kernel import Kernel
+from bench.ptx.launch import Launch, Options
+from bench.ptx.memory import Memory
+from cswap_kernels.cuda import compiler
+from cswap_kernels.cuda.profile import profile_kernel, profile_signature
 from cswap_kernels.profile import N_COUNTS, profile_pieces
 
+BLOCKS, THREADS = 2, 64
 SIGN = {1: 1 << 7, 2: 1 << 15, 4: 1 << 31, 8: 1 << 63}
 LAYOUTS = {  # exponent bits, mantissa bits, flip, largest finite magnitude, NaN
     "fp32": (4, (8, 23, 0, 0x7F7FFFFF, -1)),
@@ -19,6 +28,12 @@ LAYOUTS = {  # exponent bits, mantissa bits, flip, largest finite magnitude, NaN
     "uint8": (1, (0, 0, 0, 0, -1)),
     "other": (1, (-1, 0, 0, 0, -1)),
 }
+
+
+@cache
+def compiled(word):
+    """The kernel for words of so many bytes."""
+    return Kernel(compiler.compile_ptx(profile_kernel(word), profile_signature(word), 90, THREADS))
 
 
 def words_of(n, word, name, seed=0):
@@ -34,6 +49,7 @@ def words_of(n, word, name, seed=0):
     return values.astype(f"u{word}")
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize(("pieces", "piece_words"), [(5, 64), (3, 100)])
 @pytest.mark.parametrize("n", [1, 90, 3000])
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -43,20 +59,11 @@ def test_twins_agree(name, n, pieces, piece_words):
     expected = np.zeros(N_COUNTS, np.int64)
     signed = np.array([v - (1 << 64) if v >= 1 << 63 else v for v in layout], np.int64)
     profile_pieces(words, pieces, piece_words, signed, expected)
-    counts = np.zeros(N_COUNTS, np.uint64)
+    memory = Memory(1 << 22)
+    x, counts = memory.allocate(words.nbytes), memory.allocate(8 * N_COUNTS, fill=0)
+    x.data[:] = words.view(np.uint8)
     step = max(piece_words, n // pieces)
-    exponent_bits, mantissa_bits, flip, largest, nan = layout
-    cuda.jit(profile_kernel(word))[2, 64](
-        words,
-        counts,
-        n,
-        pieces,
-        piece_words,
-        step,
-        np.int64(exponent_bits),
-        np.int64(mantissa_bits),
-        np.uint64(flip),
-        np.int64(largest),
-        np.int64(nan),
-    )
-    assert counts.tolist() == expected.tolist()
+    args = [x.address, counts.address, n, pieces, piece_words, step, *layout]
+    options = Options(races=False, max_steps=10**8)
+    run_blocks(Launch(compiled(word), memory, BLOCKS, THREADS, args, options))
+    np.testing.assert_array_equal(counts.data.view(np.int64), expected)
