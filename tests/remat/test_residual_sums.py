@@ -83,6 +83,7 @@ def test_a_residual_sum_is_its_product_and_the_norms_argument(kind, operator, go
     assert goal.found.count(operator) >= 2
     sums = [r for r in goal.remats if r.formula.operator == operator]
     assert {len(remat.inputs) for remat in sums} == {3}  # the argument, a matrix, a weight
+    assert all(remat.formula.unseen > 0 for remat in sums)
     assert all(map(torch.equal, found, gradients(module, x, storing)))
 
 
@@ -128,6 +129,34 @@ def test_another_value_than_the_held_one_is_not_taken(writes, goal, storing):
             total = loss(x.detach().requires_grad_())
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             total.backward()  # as plain torch does, for the norm
+
+
+class Halves(nn.Module):
+    """The norm holds one part of a tensor, and the sum takes this part or the other one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.takes = 0
+
+    def forward(self, x):
+        parts = torch.unbind(torch.stack((x.sin(), x.cos())).mul(3.0))
+        held = parts[1].mul(2.0), parts[1].mul(2.0)
+        y = self.linear(self.norm(held[0]))
+        return (held[self.takes] + y).sin() + (parts[self.takes] + self.linear(self.norm(parts[1])))
+
+
+def test_a_sum_takes_the_value_that_is_held_and_no_other(goal, storing):
+    """Other outputs of a node, and nodes of the same kind, look alike."""
+    module = Halves()
+    x = torch.randn(2, TOKENS, WIDTH)
+    for takes in (0, 1, 0, 1):
+        module.takes = takes
+        found = gradients(module, x, goal)
+        assert all(map(torch.equal, found, gradients(module, x, storing)))
+        x = x + 1
+    names = [remat.formula.operator for remat in goal.remats]
+    assert names.count("addmm>add") == 2  # where the norm holds the summand
 
 
 def test_the_search_is_bounded_and_stays_above_the_value():
