@@ -66,7 +66,7 @@ SLICES: Final = {
     "memory": Slice(("test_gpu_memory.py",)),
     "hazards": Slice(("test_gpu_hazards.py",)),
     "stress": Slice(("test_gpu_stress.py",)),
-    "operators": Slice(("test_gpu_operators.py",), parallel=True),
+    "operators": Slice(("test_gpu_operators.py", "test_gpu_unread.py"), parallel=True),
     "nvcomp": Slice(("test_nvcomp_gpu.py",)),
     "sanitizer": Slice(("test_gpu_tools.py",)),
 }

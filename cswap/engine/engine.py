@@ -140,7 +140,7 @@ class SwapEngine:
     def plan_copies(self, most_bytes: int) -> None:
         """Let so many bytes be under way over a link, each way; 0: by the device's own bounds."""
         for link in self._state.lanes.links:
-            link.planned_out_bytes = link.planned_back_bytes = most_bytes
+            link.planned_bytes = most_bytes
 
     def ring_bytes(self, handle: Handle, codec: str) -> int:
         """Bytes of device memory that encodings like this one pass through on their way out.

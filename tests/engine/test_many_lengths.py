@@ -17,7 +17,7 @@ SHORTEST = 16
 SEEN, MORE = 100, 200
 """Lengths with which the tables fill, and lengths that come then."""
 
-GROWTH_BYTES = 3 << 20
+GROWTH_BYTES = 4 << 20
 """A table that has just forgotten its older half grows by as much again."""
 
 PART = 4

@@ -44,6 +44,10 @@ STEP_SHARE: Final = 32
 saved in bursts, and the link needs some milliseconds of them. One tensor always may. On the twin's
 H200 twice as many cost GPT-2 and Llama 0.1 to 0.3 GiB more, for 1 to 4 % of a step."""
 
+PLAN_SHARE: Final = 16
+"""The same with a plan, which says itself how early tensors come back. With 1/32, tvDNN's plans of
+GPT-2 take a tenth longer on the twin's H200."""
+
 AT_A_TIME: Final = 3
 """Parts of the largest size whose encodings may be under way, and tensors of the largest size that
 are copied as they are: one is made ready, one is copied, and one waits."""
@@ -62,8 +66,7 @@ class Link:
         out, back: the ways.
         sources: on the way out.
         alive: regions whose tensor may be asked for, as far as is known.
-        planned_out_bytes, planned_back_bytes: that may be under way on each way, by a plan,
-            whatever the device's own bounds are.
+        planned_bytes: that may be under way, each way, whatever the device's own bounds are.
         is_capturing, prepare_thread: see `SideStreams`.
     """
 
@@ -79,8 +82,7 @@ class Link:
         self.prepare_thread = streams.prepare_thread
         self._slots: set[RegionSlot] = set()  # with regions
         self._order = BackwardOrder()
-        self._ahead_bytes = self._most_ahead = self._furthest = 0
-        self.planned_out_bytes = self.planned_back_bytes = 0
+        self._ahead_bytes = self._most_ahead = self._furthest = self.planned_bytes = 0
 
     # --------------------------------------------------------------------- back
 
@@ -267,7 +269,9 @@ class Link:
         """
         self.begin_backward()
         most = total = bound = payload = furthest = 0
+        planned = False
         for slot in slots:
+            planned = planned or slot.lane.step_bytes is not None
             furthest = max(furthest, slot.ahead)
             if not slot.verbatim:
                 slot.prepare()
@@ -276,10 +280,10 @@ class Link:
             if not slot.verbatim:
                 bound = max(bound, slot.cuts[0][2])
                 payload = max(payload, *slot.reserves)
-        most, self._furthest = max(most, total // STEP_SHARE), furthest
-        self._most_ahead = max(min(most, self._device.ready_bytes), self.planned_back_bytes)
-        backlog_bytes = min(most, self._device.backlog_bytes)
-        self.sources.most_bytes = max(backlog_bytes, self.planned_out_bytes)
+        most, self._furthest = max(most, total // (PLAN_SHARE if planned else STEP_SHARE)), furthest
+        ahead = self._device.ready_bytes if planned else min(most, self._device.ready_bytes)
+        self._most_ahead = max(ahead, self.planned_bytes)
+        self.sources.most_bytes = max(min(most, self._device.backlog_bytes), self.planned_bytes)
         if limit_bytes is not None:
             self._most_ahead = min(self._most_ahead, limit_bytes)
             self.sources.most_bytes = min(self.sources.most_bytes, limit_bytes)

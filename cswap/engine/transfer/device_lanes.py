@@ -377,7 +377,6 @@ class Lanes:
             lane.ready.staging = lane.executor.staging
         lane.spare_memory(spares=self._spares)
         if lane.executor.link is not None:
-            lane.executor.link.planned_back_bytes = self._step_bytes or 0  # see `fits_plan`
             self.links.append(lane.executor.link)
         return lane
 
