@@ -150,6 +150,7 @@ class Packer:
             if place.unread == "numbered":
                 with self._lock:
                     position, _ = order.next_position()
+                    self._newest.skips(order.call, position)
                 if not position:
                     self.notes.begin()
             return unread

@@ -59,8 +59,14 @@ if TYPE_CHECKING:
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
 
-GOAL_DEPTH: Final = 4
-"""Largest number of operators in a row for a goal: a norm, a product and a gated activation."""
+GOAL_DEPTH: Final = 8
+"""Largest number of operators in a row for a goal: from the argument of a block of a transformer
+over a residual sum (product, dropout, sum), a norm, its cast and a product to an activation."""
+
+FREED: Final = (
+    "a saved tensor is to be computed again, and the memory of an argument has been freed "
+    "(untyped_storage().resize_(0)). remat=False stores such tensors."
+)
 
 _Parameter = torch.nn.Parameter
 _clock = time.perf_counter
@@ -117,25 +123,38 @@ class Recomputer:
             found.formula.nbytes != handle.raw_nbytes
             or (found.formula.product and not are_aligned(found))
             or (found.formula is not place.formula and not self._has_parameters(found))
+            # To compare bits in each step would be to wait for a GPU.
+            or (found.formula.parts and not _is_unified(place))
         ):
             found = None
         place.note(found)
-        if found is not None and found.formula.parts:
-            return self._with_parts(found, tensor)
         return found
 
-    def _with_parts(self, remat: Remat, tensor: torch.Tensor) -> Remat | None:
-        # See Note [an argument that is read off its copies] in cswap/remat/copies.py.
-        base = tensor._base  # noqa: SLF001
+    def read_off(self, token: Token) -> bool:
+        """Read what is to be held of a tensor off it; whether its chain gives its bits again.
+
+        That is compared each time, not at first only: no version says whether the tensor is still
+        what its operator gave. See Note [an argument that is read off its copies] in
+        cswap/remat/copies.py.
+
+        Args:
+            token: of a tensor that is about to be let go.
+        """
+        remat, source = token.remat, token.source
+        if remat is None or source is None:
+            return False
+        if remat.has_parts:  # as most, or a trial has read them off this moment
+            return True
         try:
             inputs, _ = self._bring(remat, again=False)
-            remat.read_off(tensor if base is None else base, inputs)
+            memory = remat.formula.layout.of_memory(token.handle.elements(source))
+            remat.read_off(memory, inputs)
+            return remat.agrees(memory, inputs)
         except NotFoundError:
-            return None
+            return False
         except (RuntimeError, CswapError) as error:  # an input was modified in place, or damaged
             self._counters.fall_back("remat", error)
-            return None
-        return remat
+            return False
 
     def _has_parameters(self, remat: Remat) -> bool:
         # Whether the parameters among the inputs will be there: FSDP gathers those of a module for
@@ -190,7 +209,7 @@ class Recomputer:
             handle.raw_nbytes,
             trial.seconds,
             token.lane.device.kind,
-            held_bytes=token.remat.held_bytes,
+            held_bytes=token.remat.formula.held_bytes,
         )
 
     def seconds(self, token: Token) -> float | None:
@@ -202,7 +221,8 @@ class Recomputer:
         """The tensor's memory, computed again, with the layout of `Formula.layout`.
 
         Raises:
-            RuntimeError: autograd's own, if an input was modified in place since it was saved.
+            RuntimeError: autograd's own, if an input was modified in place since it was saved; or
+                its memory was freed.
             CorruptEncodingError: an input did not come back as it was stored.
         """
         return remat.run(*self._bring(remat, again=True))
@@ -250,6 +270,8 @@ class Recomputer:
             if again:
                 owner.took_s += took_s - self.inputs_s
             self.inputs_s = before_s + took_s
+        if not all([x.untyped_storage().nbytes() or not x.numel() for x in inputs]):  # noqa: C419
+            raise RuntimeError(FREED)  # an operator would read memory of others
         return inputs, exact
 
     def _bring_back(self, packed: WithoutHandle, *, again: bool) -> torch.Tensor:
@@ -292,6 +314,11 @@ class Recomputer:
         elif not again and not was_ready:
             executor.drop_result(handle)  # a trial, in forward: its other users come in backward
         return packed.rebuild(memory, own=own)
+
+
+def _is_unified(place: Place) -> bool:
+    lane = place.recipe.lane
+    return lane is not None and lane.device.unified
 
 
 def _keep(tensor: torch.Tensor) -> Kept:

@@ -255,7 +255,7 @@ class Problem:
         over_link: the link, and the computation beside it; None: encodes run where a tensor is
             saved, and nothing is decoded ahead.
         too_deep: indices of tensors that cannot all be computed again: one needs the next, and
-            together they are more than `GOAL_DEPTH` operators in a row.
+            together they are more operators in a row than may be.
     """
 
     def __init__(self, saved: Collection[Saved], over_link: OverLink | None = None) -> None:
@@ -264,7 +264,7 @@ class Problem:
         self._lag, self._ahead = (0, 0) if over_link is None else (LAG, AHEAD)
         self.n_moments = 1 + max(s.last for s in self.saved)
         self.over_link = None if over_link is None else over_link.at(self.n_moments)
-        self.too_deep = tuple(self._too_deep())
+        self.too_deep = tuple(self._too_deep(GOAL_DEPTH))
 
     def having(self, saved: Collection[Saved]) -> Problem:
         """The problem with other prices or bytes.
@@ -276,7 +276,13 @@ class Problem:
         found.saved = tuple(saved)
         return found
 
-    def _too_deep(self) -> Iterator[frozenset[int]]:
+    def up_to(self, depth: int) -> Problem:
+        """The problem without longer chains. Args: depth: operators in a row, at most."""
+        found = copy(self)
+        found.too_deep = tuple(self._too_deep(depth))
+        return found
+
+    def _too_deep(self, most: int) -> Iterator[frozenset[int]]:
         numbers = {name: i for i, s in enumerate(self.saved) for name in s.names}
 
         def deeper(chain: tuple[int, ...], depth: int) -> Iterator[frozenset[int]]:
@@ -284,7 +290,7 @@ class Problem:
                 below = numbers.get(name)
                 if below is None or below in chain or not self.saved[below].recomputable:
                     continue
-                if depth + more + self.saved[below].depth > GOAL_DEPTH:
+                if depth + more + self.saved[below].depth > most:
                     yield frozenset((*chain, below))
                 else:
                     yield from deeper((*chain, below), depth + more)

@@ -42,6 +42,10 @@ FEWER_LIMIT_S: Final = 20.0
 """The same where the relaxation has decided about most tensors. That takes two seconds, and on a
 busy machine it must not end with another plan."""
 
+SHALLOW: Final = 4
+"""Operators in a row with which plans are made first. Deeper chains hold fewer bytes, but with them
+the relaxation decides about fewer tensors, and plans that need none became slower."""
+
 GAP: Final = 0.005
 """Relative distance from the optimum at which the solver stops."""
 
@@ -157,6 +161,14 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         limit_bytes: at every moment.
         exact: by the solver, if it is there; else greedily.
     """
+    shallow = problem.up_to(SHALLOW)
+    found = _within_bytes(shallow, limit_bytes, exact=exact)
+    if found is not None or shallow.too_deep == problem.too_deep:
+        return found
+    return _within_bytes(problem, limit_bytes, exact=exact)
+
+
+def _within_bytes(problem: Problem, limit_bytes: float, *, exact: bool) -> FitPlan | None:
     for table in _tables(problem) if exact else ():
         found = table.within(limit_bytes)
         if found is not None:
@@ -177,6 +189,8 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
         limit_s: added to a step; `math.inf` gives the fewest bytes that there are.
         exact: by the solver, if it is there; else greedily.
     """
+    if math.isfinite(limit_s):
+        problem = problem.up_to(SHALLOW)
     found = _Table(problem).solve(limit_bytes=math.inf, limit_s=limit_s) if exact else None
     if found is None:
         return greedy(problem, 0.0, limit_s)

@@ -99,10 +99,9 @@ def _bagged(
     result: torch.Tensor, index: torch.Tensor, offsets: torch.Tensor, n_rows: int
 ) -> torch.Tensor:
     n_bags = len(result)
-    if offsets.is_cuda:  # to compare would be to wait for the device
-        raise NotFoundError
+    # There may be one offset more, of the end.
     if index.numel() != n_bags or not torch.equal(
-        offsets[:n_bags], torch.arange(n_bags, dtype=offsets.dtype, device=offsets.device)
+        offsets, torch.arange(len(offsets), dtype=offsets.dtype, device=offsets.device)
     ):
         raise NotFoundError
     return _selected(result, index, 0, (n_rows,))
@@ -133,9 +132,15 @@ def _upsample_nearest(
 
 
 def _upsampled(
-    result: torch.Tensor, size: Sequence[int], _h: object, _w: object, sizes: Sequence[int]
+    result: torch.Tensor,
+    size: Sequence[int],
+    scale_h: float | None,
+    scale_w: float | None,
+    sizes: Sequence[int],
 ) -> torch.Tensor:
     by_h, by_w = size[0] // sizes[-2], size[1] // sizes[-1]
+    if scale_h not in (None, by_h) or scale_w not in (None, by_w):  # other elements are first
+        raise NotFoundError
     return result[..., ::by_h, ::by_w].clone(memory_format=torch.preserve_format)
 
 

@@ -80,6 +80,7 @@ class ReadingOff(Search):
         dim = self._read.argument(node, "dim")
         assert isinstance(dim, int)
         sizes = list(self._layout.sizes)
+        dim %= len(sizes)
         n_of_rows = sum(row is not None and row.of_rows for row in rows)
         if n_of_rows * LEAST_REPEATED < len(rows) or dim == len(sizes) - 1:
             raise NotFoundError

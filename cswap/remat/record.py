@@ -12,6 +12,7 @@ inputs do not live longer because of the Remat.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -79,6 +80,10 @@ class Layout:
         """Bytes of the tensor's elements."""
         return self.sizes.numel() * self.dtype.itemsize
 
+    def of_memory(self, memory: torch.Tensor) -> torch.Tensor:
+        """A view of this layout. Args: memory: [n] flat."""
+        return memory.as_strided(self.sizes, self.strides, 0)
+
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
         """The layout of a tensor."""
@@ -103,6 +108,7 @@ class Formula:
         parts: how arguments are read off the result, in the order of their constants.
         operator: name of the chain, without its views: ``"silu>mul"``.
         nbytes: bytes of the result.
+        held_bytes: of the parts.
     """
 
     steps: tuple[Step, ...]
@@ -117,10 +123,13 @@ class Formula:
     parts: tuple[Part, ...] = ()
     operator: str = field(init=False)
     nbytes: int = field(init=False)
+    held_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.operator = ">".join(step.operator for step in self.steps if step.operator != VIEW)
         self.nbytes = self.layout.nbytes
+        itemsize = self.layout.dtype.itemsize
+        self.held_bytes = itemsize * sum(math.prod(part.sizes) for part in self.parts)
 
 
 # Not frozen: one is made for each tensor in each step, and a frozen one takes twice the time.
@@ -137,7 +146,6 @@ class Remat:
         inputs: packed objects, which autograd holds for the operators that saved them.
         constants: copies of small leaves, and numbers. Operands number them after the inputs. Where
             the formula has parts, each is None before `read_off`.
-        held_bytes: bytes of the parts.
         settings: settings of torch under which the result has the same bits.
     """
 
@@ -145,7 +153,11 @@ class Remat:
     inputs: tuple[object, ...]
     constants: tuple[Constant | None, ...]
     settings: Settings
-    held_bytes: int = 0
+
+    @property
+    def has_parts(self) -> bool:
+        """Whether no part is to be read off any more."""
+        return not any(constant is None for constant in self.constants)
 
     def read_off(self, memory: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
         """Hold the formula's parts: Note [an argument that is read off its copies] in copies.py.
@@ -158,7 +170,6 @@ class Remat:
             NotFoundError: one cannot be read off.
         """
         parts = [part.of(memory, inputs) for part in self.formula.parts]
-        self.held_bytes = sum(part.nbytes for part in parts)
         rest = iter(parts)
         self.constants = tuple([next(rest) if c is None else c for c in self.constants])
 

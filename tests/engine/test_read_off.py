@@ -126,3 +126,68 @@ def test_a_part_makes_a_byte_dearer():
     assert half is not None
     assert free < half
     assert most is None
+
+
+class Scaled(torch.nn.Module):
+    """Nearest upsampling, whose source elements depend on the scale."""
+
+    def forward(self, x, scale):
+        y = functional.interpolate(x, scale_factor=scale)
+        return (y * y.tanh()).sum()
+
+
+def test_a_scale_that_is_not_whole_is_stored():
+    x = torch.randn(4, 4, 32, 32, requires_grad=True)
+    model = Scaled()
+    with cswap.install(model, min_bytes=0, workers=0) as handle:
+        for scale in (3.0, 3.0, 3.02, 3.02, 3.0):
+            found = torch.autograd.grad(model(x, scale), x)[0]
+            assert torch.equal(found, torch.autograd.grad(Scaled()(x, scale), x)[0])
+        assert handle.stats.by_codec["remat"].count >= 3
+        assert handle.stats.fallbacks == 0
+
+
+@pytest.mark.parametrize("dim", [0, 1, -2, -3])
+def test_a_stack_along_any_dimension(dim):
+    tables = [torch.randn(ROWS, WIDTH, requires_grad=True) for _ in range(2)]
+    i = torch.randint(ROWS, (2, EDGES))
+
+    def loss():
+        y = torch.stack([functional.embedding(n, t) for n, t in zip(i, tables, strict=True)], dim)
+        return (y * y).sum()
+
+    wanted = torch.autograd.grad(loss(), tables)
+    with cswap.swapping(min_bytes=0, workers=0) as engine:
+        for _ in range(3):
+            engine.begin_step()
+            assert all(map(torch.equal, torch.autograd.grad(loss(), tables), wanted))
+        assert engine.stats.fallbacks == 0
+        assert engine.stats.by_codec["remat"].count == 3
+
+
+@pytest.mark.parametrize("kind", ["stack", "bag"])
+def test_another_result_than_that_of_its_rows_is_stored_in_that_step(kind):
+    """A write that no version tells, and a bag without rows: compared in each step."""
+    table, i = torch.randn(ROWS, WIDTH, requires_grad=True), torch.randint(ROWS, (EDGES,))
+    other = torch.randn(ROWS, WIDTH, requires_grad=True)
+
+    def loss(step):
+        if kind == "bag":
+            offsets = torch.arange(EDGES + 1)
+            offsets[-1] -= int(step == 3)
+            y = functional.embedding_bag(i, table, offsets, mode="mean", include_last_offset=True)
+            return (y * y).sum()
+        a = functional.embedding(i, table)
+        if step == 3:
+            with torch.no_grad():
+                a[7:99].mul_(2)
+        y = torch.stack([a, functional.embedding(i, other)])
+        return (y * y).sum()
+
+    wanted = [torch.autograd.grad(loss(step), table)[0] for step in range(6)]
+    with cswap.swapping(min_bytes=EDGES * 8 + 9, workers=0) as engine:
+        for step in range(6):
+            engine.begin_step()
+            assert torch.equal(torch.autograd.grad(loss(step), table)[0], wanted[step])
+        assert engine.stats.by_codec["remat"].count >= 3
+        assert engine.stats.fallbacks == 0

@@ -287,7 +287,7 @@ def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
     )
     token: Any = SimpleNamespace(
         handle=saved,
-        remat=SimpleNamespace(held_bytes=0, formula=SimpleNamespace(operator="gelu", layout=None)),
+        remat=SimpleNamespace(formula=SimpleNamespace(operator="gelu", layout=None, held_bytes=0)),
         lane=SimpleNamespace(device=SimpleNamespace(kind="cpu")),
     )
     recipe: Any = None
@@ -354,3 +354,28 @@ def test_where_all_have_to_decide_alike_no_measured_rate_counts(monkeypatch):
         model(torch.randn(64, 64)).sum().backward()
     assert asked
     assert all(asked)
+
+
+@pytest.mark.usefixtures("no_limit")
+def test_a_freed_argument_is_an_error_and_no_crash():
+    """A backward of a part of the graph does not run the norm, which holds the argument."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.norm = nn.Conv1d(64, 64, 1), nn.BatchNorm1d(64)
+
+        def forward(self, x):
+            h = x * 1.5
+            y = h + self.norm(self.conv(h))
+            return h, y, y.sin().sum()
+
+    model, x = Net(), torch.randn(32, 64, 128, requires_grad=True)
+    with cswap.install(model, min_bytes=0, workers=0) as handle:
+        for _ in range(3):
+            model(x)[2].backward()
+        assert handle.stats.by_codec["remat"].count > 0
+        h, y, loss = model(x)
+        h.untyped_storage().resize_(0)
+        with pytest.raises(RuntimeError, match="has been freed"):
+            torch.autograd.grad(loss, y)

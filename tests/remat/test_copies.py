@@ -129,7 +129,7 @@ def test_every_row_gives_the_result_again(case, dtype, engine):
     f, x = make()
     x = x.detach().to(dtype).requires_grad_()
     check(engine, f, x, [name])
-    part = engine.remats[0].held_bytes
+    part = engine.remats[0].formula.held_bytes
     assert part == x.nbytes
     # And what the operator's node saves: an index, and of bags offsets and sizes.
     assert engine.held_bytes <= part + 5 * 41 * 8
@@ -279,7 +279,7 @@ def test_a_stack_of_rows_is_one_gather(dim, engine):
     assert all(map(same_bits, found, wanted))
     assert "stack" in engine.found
     remat = next(r for r in engine.remats if r.formula.operator == "stack")
-    assert remat.held_bytes == 5 * 8 * 3 * 4 + 40 * 3 * 4  # tables, and what nobody holds
+    assert remat.formula.held_bytes == 5 * 8 * 3 * 4 + 40 * 3 * 4  # tables, and what nobody holds
     assert [part.read is None for part in remat.formula.parts] == 5 * [False] + [True]
 
 

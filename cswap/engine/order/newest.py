@@ -100,6 +100,10 @@ class Newest:
             self._held_bytes = held
         return stays
 
+    def skips(self, call: int, position: int) -> None:
+        """A tensor is not held at all: its bytes are free for others from the next record on."""
+        self._missed = self._missed or (not self.looks and (call, position) in self._recorded)
+
     def _choose(self) -> None:
         recorded, limit = self._recorded, self.budget_bytes
         self._staying, self._staying_bytes = defaultdict(set), 0

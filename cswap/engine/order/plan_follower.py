@@ -92,7 +92,7 @@ class PlanFollower:
                 "what the plan expects"
             )
             self._planned.clear()
-            self.follows = False
+            self.follows, self.depth = False, 0
         return None
 
 
