@@ -59,9 +59,12 @@ if TYPE_CHECKING:
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
 
-GOAL_DEPTH: Final = 8
-"""Largest number of operators in a row for a goal: from the argument of a block of a transformer
-over a residual sum (product, dropout, sum), a norm, its cast and a product to an activation."""
+GOAL_DEPTH: Final = 4
+"""Largest number of operators in a row for a goal: a norm, a product and a gated activation."""
+
+LINK_DEPTH: Final = 8
+"""The same for a goal over a link: from the argument of a transformer's block over a residual sum
+(product, dropout, sum), a norm, its cast and a product to an activation."""
 
 FREED: Final = (
     "a saved tensor is to be computed again, and the memory of an argument has been freed "
@@ -95,10 +98,13 @@ class Recomputer:
         """Args: counters, advisor, owned, results: the engine's."""
         self._counters, self._advisor, self._owned = counters, advisor, owned
         self._results = results
-        goal: dict[str, Any] = {"max_depth": GOAL_DEPTH, "products": True, "copies": False}
         keep, tolerances = _keep if CAN_TELL else None, (EXACT, FINE, COARSE)
+        goal: dict[str, Any] = {"products": True, "copies": False, "keep": keep}
         self._finders = tuple(Finder(tolerance=t, keep=keep) for t in tolerances)
-        self._goal_finders = tuple(Finder(tolerance=t, keep=keep, **goal) for t in tolerances)
+        self._goal_finders, self._link_finders = (
+            tuple(Finder(tolerance=t, max_depth=depth, **goal) for t in tolerances)
+            for depth in (GOAL_DEPTH, LINK_DEPTH)
+        )
         self.trials = Trials(counters, lambda remat: self._bring(remat, again=False))
         self.inputs_s = 0.0
         self.note_ready: Callable[[Token], None] = lambda _: None
@@ -117,14 +123,15 @@ class Recomputer:
         if not handle.whole or handle.gathered:
             place.note(None)
             return None
-        finder = self.finder(tolerance=handle.tolerance, for_goal=for_goal)
+        unified = _is_unified(place)
+        finder = self.finder(tolerance=handle.tolerance, for_goal=for_goal, over_link=not unified)
         found = finder.find(tensor, place.formula)
         if found is not None and (
             found.formula.nbytes != handle.raw_nbytes
             or (found.formula.product and not are_aligned(found))
             or (found.formula is not place.formula and not self._has_parameters(found))
             # To compare bits in each step would be to wait for a GPU.
-            or (found.formula.parts and not _is_unified(place))
+            or (found.formula.parts and not unified)
         ):
             found = None
         place.note(found)
@@ -165,14 +172,17 @@ class Recomputer:
             if isinstance(packed, KeptParameter)
         )
 
-    def finder(self, *, tolerance: int, for_goal: bool = False) -> Finder:
+    def finder(self, *, tolerance: int, for_goal: bool = False, over_link: bool = False) -> Finder:
         """Of tensors of this tolerance.
 
         Args:
             tolerance: see Note [three tolerances] in cswap/codecs/tolerance.py.
             for_goal: see Note [products are for goals].
+            over_link: whether the tensors' device has a link.
         """
-        return (self._goal_finders if for_goal else self._finders)[tolerance]
+        if not for_goal:
+            return self._finders[tolerance]
+        return (self._link_finders if over_link else self._goal_finders)[tolerance]
 
     def is_worth(self, token: Token, place: Place | None, *, fresh: bool = False) -> bool:
         """Whether the token's tensor is to be computed again, rather than stored or kept.

@@ -2,7 +2,8 @@
 
 Note [chains that hide others]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Computed again, a tensor's inputs may be computed again, too, up to `GOAL_DEPTH` operators in a row.
+Computed again, a tensor's inputs may be computed again, too, up to `GOAL_DEPTH` operators in a row,
+over a link `LINK_DEPTH`.
 While every tensor has its smallest form, a convolution that runs again hides ways of the tensors
 after it. So, as far as the goal has room for them, such tensors are stored in the steps after the
 first (`Problem.in_the_way`). A tensor has the ways that were found in any of these steps.

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
-from cswap.engine.recomputer import GOAL_DEPTH
+from cswap.engine.recomputer import GOAL_DEPTH, LINK_DEPTH
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -264,7 +264,7 @@ class Problem:
         self._lag, self._ahead = (0, 0) if over_link is None else (LAG, AHEAD)
         self.n_moments = 1 + max(s.last for s in self.saved)
         self.over_link = None if over_link is None else over_link.at(self.n_moments)
-        self.too_deep = tuple(self._too_deep(GOAL_DEPTH))
+        self.too_deep = tuple(self._too_deep(GOAL_DEPTH if over_link is None else LINK_DEPTH))
 
     def having(self, saved: Collection[Saved]) -> Problem:
         """The problem with other prices or bytes.

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.background import is_ending
 from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
@@ -41,10 +42,6 @@ TIME_LIMIT_S: Final = 5.0
 FEWER_LIMIT_S: Final = 20.0
 """The same where the relaxation has decided about most tensors. That takes two seconds, and on a
 busy machine it must not end with another plan."""
-
-SHALLOW: Final = 4
-"""Operators in a row with which plans are made first. Deeper chains hold fewer bytes, but with them
-the relaxation decides about fewer tensors, and plans that need none became slower."""
 
 GAP: Final = 0.005
 """Relative distance from the optimum at which the solver stops."""
@@ -161,7 +158,8 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         limit_bytes: at every moment.
         exact: by the solver, if it is there; else greedily.
     """
-    shallow = problem.up_to(SHALLOW)
+    # With deeper chains the relaxation decides about fewer tensors, and plans are slower.
+    shallow = problem.up_to(GOAL_DEPTH)
     found = _within_bytes(shallow, limit_bytes, exact=exact)
     if found is not None or shallow.too_deep == problem.too_deep:
         return found
@@ -190,7 +188,7 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
         exact: by the solver, if it is there; else greedily.
     """
     if math.isfinite(limit_s):
-        problem = problem.up_to(SHALLOW)
+        problem = problem.up_to(GOAL_DEPTH)
     found = _Table(problem).solve(limit_bytes=math.inf, limit_s=limit_s) if exact else None
     if found is None:
         return greedy(problem, 0.0, limit_s)

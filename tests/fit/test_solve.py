@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from cswap.engine.recomputer import GOAL_DEPTH
+from cswap.engine.recomputer import GOAL_DEPTH, LINK_DEPTH
 from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import MOST_MOMENTS, Key, Need, OverLink, Problem, Saved, Way, thinned
 from cswap.fit.solve import GAP, NEAR, smallest, within_bytes, within_time
@@ -94,7 +94,8 @@ def can_run(problem, ways):
         below = [n.depth + depth(numbers[n.name]) for n in one.needs if numbers[n.name] in again]
         return max([one.depth, *below])
 
-    return all(depth(i) <= GOAL_DEPTH for i in again)
+    most = GOAL_DEPTH if problem.over_link is None else LINK_DEPTH
+    return all(depth(i) <= most for i in again)
 
 
 def chosen(problem, plan):
