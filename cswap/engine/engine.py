@@ -177,11 +177,13 @@ class SwapEngine:
     def may_be_quiet(self) -> bool:
         """Whether modules may run without the hooks in the step that has begun.
 
-        Nobody may want to see every tensor, and nothing may depend on operators.
+        Nobody may want to see every tensor, and nothing may depend on operators. With a plan, the
+        first tensor that backward asks for says that it has begun.
         """
         state = self._state
         return not (
             self.wants_operators
+            or state.follower.follows
             or state.observer.seen is not None
             or state.counters.timeline is not None
             or not torch.is_grad_enabled()

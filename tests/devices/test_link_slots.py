@@ -192,6 +192,35 @@ def test_a_way_back_begins_when_the_plan_says(machine, monkeypatch, planned):
     ask_all(machine, engine, packed[:10], values[:10])
 
 
+def test_the_first_tensor_that_backward_asks_for_begins_what_the_plan_begins_there(
+    machine, monkeypatch
+):
+    """It may be one that stays."""
+    swap = Decision("swap", "raw", 2)
+    decisions = {n: swap if n < 4 else Decision("keep") for n in range(6)}
+    engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=1 << 30))
+    warm_up(machine, engine, 6)
+    packed, values = machine.save(engine, 6, NUMEL)
+    assert not engine.may_be_quiet  # or nobody would tell
+    engine.synchronize()
+    started, start = [], WayBack.start
+
+    def noting(self, region):
+        started.append(region.slot.position)
+        return start(self, region)
+
+    monkeypatch.setattr(WayBack, "start", noting)
+    monkeypatch.setattr("cswap.engine.unpacker._current_backward", lambda: 7)  # one runs
+    engine._unpacker.backward = 7
+    engine.unpack(packed[5])
+    assert started == [3]
+    engine.unpack(packed[4])
+    assert started == [3]
+    assert torch.equal(engine.unpack(packed[3]), values[3])
+    assert started == [3, 2, 1]
+    ask_all(machine, engine, packed[:3], values[:3])
+
+
 def test_a_tensor_that_is_to_wait_does_not_keep_the_next_ones(machine, monkeypatch):
     ahead = {n: 1 if n in (4, 5) else 4 for n in range(8)}
     decisions = {n: Decision("swap", "raw", many) for n, many in ahead.items()}

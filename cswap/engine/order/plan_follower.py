@@ -29,11 +29,13 @@ class Planned(NamedTuple):
         decision: of the plan.
         ahead: saved tensors that may come before it in backward when its swap-in starts.
         swaps_ahead: those of them that are swapped, if backward asks for the newest first.
+        from_start: whether these are all that are asked for before it.
     """
 
     decision: Decision
     ahead: int
     swaps_ahead: int
+    from_start: bool
 
 
 class PlanFollower:
@@ -106,5 +108,6 @@ def _with_distances(decisions: dict[int, Decision]) -> dict[int, Planned]:
         decision = decisions[position]
         ahead = AS_EARLY if decision.prefetch is None else decision.prefetch
         later = min(len(positions), n + 1 + ahead)
-        found[position] = Planned(decision, ahead, swaps_before[later] - swaps_before[n + 1])
+        swaps_ahead = swaps_before[later] - swaps_before[n + 1]
+        found[position] = Planned(decision, ahead, swaps_ahead, later == len(positions))
     return found

@@ -93,6 +93,20 @@ class Link:
             for region in self.alive:
                 region.asked = False
 
+    def start_planned(self) -> None:
+        """Backward asks for its first tensor, of any way: begin what a plan begins there."""
+        with self._lock:
+            for region in reversed(self.alive):
+                slot = region.slot
+                if not slot.from_start or region.ahead or region.owner() is None:
+                    continue
+                if self._ahead_bytes + slot.nbytes > self._most_ahead:
+                    break
+                if (region.source is None or not region.serves) and not self._begin(region):
+                    break
+                region.wanted = region.ahead = True
+                self._ahead_bytes += slot.nbytes
+
     def bring(self, away: RegionOwner, *, expected: bool = True) -> torch.Tensor:
         """The tensor's memory: its own if still held, else brought back.
 

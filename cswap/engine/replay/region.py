@@ -36,6 +36,7 @@ class RegionSlot(Protocol):
     cuts: tuple[tuple[int, int, int], ...]
     reserves: tuple[int, ...]
     ahead: int
+    from_start: bool
     encoded_bytes: int
     turn: int
     flat: tuple[int]
