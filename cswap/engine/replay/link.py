@@ -45,8 +45,7 @@ saved in bursts, and the link needs some milliseconds of them. One tensor always
 H200 twice as many cost GPT-2 and Llama 0.1 to 0.3 GiB more, for 1 to 4 % of a step."""
 
 PLAN_SHARE: Final = 16
-"""The same with a plan, which says itself how early tensors come back. With 1/32, tvDNN's plans of
-GPT-2 take a tenth longer on the twin's H200."""
+"""The same with a plan, as on the general way: see `Staging`."""
 
 AT_A_TIME: Final = 3
 """Parts of the largest size whose encodings may be under way, and tensors of the largest size that
