@@ -166,8 +166,21 @@ def test_all_are_brought_back_ahead_each_time_that_they_are_asked_for(small, cod
     assert_nothing_is_held(small, engine)
 
 
+@pytest.fixture
+def started(monkeypatch):
+    """Positions of the tensors whose way back has begun, in order."""
+    positions, start = [], WayBack.start
+
+    def noting(self, region):
+        positions.append(region.slot.position)
+        return start(self, region)
+
+    monkeypatch.setattr(WayBack, "start", noting)
+    return positions
+
+
 @pytest.mark.parametrize("planned", [0, 1, 3, None])
-def test_a_way_back_begins_when_the_plan_says(machine, monkeypatch, planned):
+def test_a_way_back_begins_when_the_plan_says(machine, started, planned):
     """The tensors in between that stay count for the plan, and not for the slots."""
     swap, keep = Decision("swap", "raw", planned), Decision("keep")
     decisions = {n: swap if n % 2 == 0 else keep for n in range(12)}
@@ -177,13 +190,6 @@ def test_a_way_back_begins_when_the_plan_says(machine, monkeypatch, planned):
     packed, values = machine.save(engine, 12, NUMEL)
     assert are_copied(packed[::2])
     engine.synchronize()
-    started, start = [], WayBack.start
-
-    def noting(self, region):
-        started.append(region.slot.position)
-        return start(self, region)
-
-    monkeypatch.setattr(WayBack, "start", noting)
     engine._unpacker._note_backward()
     for n in (11, 10):
         assert torch.equal(engine.unpack(packed[n]), values[n])
@@ -193,7 +199,7 @@ def test_a_way_back_begins_when_the_plan_says(machine, monkeypatch, planned):
 
 
 def test_the_first_tensor_that_backward_asks_for_begins_what_the_plan_begins_there(
-    machine, monkeypatch
+    machine, started, monkeypatch
 ):
     """It may be one that stays."""
     swap = Decision("swap", "raw", 2)
@@ -203,13 +209,6 @@ def test_the_first_tensor_that_backward_asks_for_begins_what_the_plan_begins_the
     packed, values = machine.save(engine, 6, NUMEL)
     assert not engine.may_be_quiet  # or nobody would tell
     engine.synchronize()
-    started, start = [], WayBack.start
-
-    def noting(self, region):
-        started.append(region.slot.position)
-        return start(self, region)
-
-    monkeypatch.setattr(WayBack, "start", noting)
     monkeypatch.setattr("cswap.engine.unpacker._current_backward", lambda: 7)  # one runs
     engine._unpacker.backward = 7
     engine.unpack(packed[5])
@@ -221,7 +220,7 @@ def test_the_first_tensor_that_backward_asks_for_begins_what_the_plan_begins_the
     ask_all(machine, engine, packed[:3], values[:3])
 
 
-def test_a_tensor_that_is_to_wait_does_not_keep_the_next_ones(machine, monkeypatch):
+def test_a_tensor_that_is_to_wait_does_not_keep_the_next_ones(machine, started):
     ahead = {n: 1 if n in (4, 5) else 4 for n in range(8)}
     decisions = {n: Decision("swap", "raw", many) for n, many in ahead.items()}
     machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
@@ -229,13 +228,6 @@ def test_a_tensor_that_is_to_wait_does_not_keep_the_next_ones(machine, monkeypat
     warm_up(machine, engine, 8)
     packed, values = machine.save(engine, 8, NUMEL)
     engine.synchronize()
-    started, start = [], WayBack.start
-
-    def noting(self, region):
-        started.append(region.slot.position)
-        return start(self, region)
-
-    monkeypatch.setattr(WayBack, "start", noting)
     engine._unpacker._note_backward()
     expected = [[7, 6, 3], [5, 2], [4, 1], [0], [], [], [], []]
     for n in range(7, -1, -1):
