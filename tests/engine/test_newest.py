@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import cswap
 from cswap.engine.order.newest import LINK_SHARE, Newest
@@ -210,3 +211,22 @@ def test_batches_whose_size_changes_always_are_within_the_budget():
     assert all(nbytes <= 3 * ONE for *_, nbytes in counts)
     assert sum(n for n, *_ in counts[2:7]) > 0
     assert counts[-1] == (3, 3, 3 * ONE)
+
+
+class Pooled(nn.Module):
+    """The last saved tensor but one is the pool's argument, which backward does not read."""
+
+    def forward(self, x):
+        x = x.tanh().sin().cos()
+        return functional.max_pool2d(torch.cat([x] * 4, 1) * 2, 2).exp().sum()
+
+
+def test_a_tensor_that_is_not_held_takes_nothing_of_the_budget():
+    model, x = Pooled(), torch.randn(2, 4, 32, 32, requires_grad=True)
+    with cswap.install(model, min_bytes=0, workers=0, budget=4 * x.nbytes) as handle:
+        counts = []
+        for _ in range(6):
+            counts.append(staying(handle.engine, lambda: model(x).backward()))
+        assert handle.stats.by_codec["unread"].count > 0
+    assert [nbytes // x.nbytes for *_, nbytes in counts][-2:] == [4, 4]
+    assert counts[1][-1] < 4 * x.nbytes  # before the step was recorded once more
