@@ -224,9 +224,7 @@ class Pooled(nn.Module):
 def test_a_tensor_that_is_not_held_takes_nothing_of_the_budget():
     model, x = Pooled(), torch.randn(2, 4, 32, 32, requires_grad=True)
     with cswap.install(model, min_bytes=0, workers=0, budget=4 * x.nbytes) as handle:
-        counts = []
-        for _ in range(6):
-            counts.append(staying(handle.engine, lambda: model(x).backward()))
+        counts = [staying(handle.engine, lambda: model(x).backward()) for _ in range(6)]
         assert handle.stats.by_codec["unread"].count > 0
     assert [nbytes // x.nbytes for *_, nbytes in counts][-2:] == [4, 4]
     assert counts[1][-1] < 4 * x.nbytes  # before the step was recorded once more
