@@ -67,7 +67,7 @@ def main(
     """
     torch.set_num_threads(N_THREADS)
     settings: dict[str, Any] = {
-        "workloads": names("--workloads", _without_sets(workloads), tuple(WORKLOADS)),
+        "workloads": names("--workloads", _without_sets(workloads), (*SETS, *WORKLOADS)),
         "ways": [PLAIN, *(w for w in names("--ways", ways, WAYS) if w != PLAIN)],
         "steps": steps or (QUICK_STEPS if quick else STEPS),
         "seconds": seconds if seconds is not None else (0.0 if quick else SECONDS),

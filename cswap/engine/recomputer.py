@@ -138,10 +138,10 @@ class Recomputer:
         return found
 
     def read_off(self, token: Token) -> bool:
-        """Read what is to be held of a tensor off it; whether its chain gives its bits again.
+        """Read the parts that are to be held off a tensor; whether its chain gives its bits again.
 
-        That is compared each time, not at first only: no version says whether the tensor is still
-        what its operator gave. See Note [an argument that is read off its copies] in
+        That is compared each time, not at first only: no version says whether the tensor still has
+        the values that its operator gave. See Note [an argument that is read off its copies] in
         cswap/remat/copies.py.
 
         Args:

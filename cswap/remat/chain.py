@@ -71,11 +71,11 @@ class Chain:
         return Value("constant", len(self.constants) - 1)
 
     def mark(self) -> tuple[int, int, int]:
-        """What has been found so far, for `back_to`."""
+        """Numbers of the inputs, constants and steps so far, for `back_to`."""
         return len(self.inputs), len(self.constants), len(self._steps)
 
     def back_to(self, mark: tuple[int, int, int]) -> None:
-        """Forget what was found since a mark."""
+        """Forget those that were added since a mark."""
         n_inputs, n_constants, n_steps = mark
         del self.inputs[n_inputs:], self.constants[n_constants:], self._steps[n_steps:]
 

@@ -93,7 +93,7 @@ class Link:
                 region.asked = False
 
     def start_planned(self) -> None:
-        """Backward asks for its first tensor, of any way: begin what a plan begins there."""
+        """Backward asks for its first tensor: begin the ways back that a plan begins there."""
         with self._lock:
             for region in reversed(self.alive):
                 slot = region.slot
