@@ -263,16 +263,9 @@ class Advisor:
                 self._used.append(advice.memory)
 
     def least_price(
-        self,
-        site: Site,
-        position: int,
-        nbytes: int,
-        device_s: float,
-        kind: str,
-        *,
-        held_bytes: int = 0,
+        self, site: Site, position: int, nbytes: int, device_s: float, kind: str
     ) -> float | None:
-        """The lowest price of a byte at which to compute a saved tensor again.
+        """The lowest price of a byte at which to compute a saved tensor again and hold no bytes.
 
         Args:
             site: the call site.
@@ -280,24 +273,21 @@ class Advisor:
             nbytes: bytes of the tensor.
             device_s: seconds that it takes.
             kind: kind of device: "cpu" or "cuda".
-            held_bytes: that are held for it all the same.
 
         Returns:
             In seconds; None: it is above the price of today, so the tensor is not computed again.
         """
         price = self._costs_on(kind).price_s_per_byte
         stay = candidate(KEEP, nbytes, 1.0, 0.0, price)
-        ratio = nbytes / max(1, held_bytes)
-        again = candidate(REMAT, nbytes, ratio, device_s + HOOKS_S[kind], price)
+        again = candidate(REMAT, nbytes, float(nbytes), device_s + HOOKS_S[kind], price)
         if again.cost_s > (1 - MARGIN) * stay.cost_s:
             return None
-        gain = Gain(again.device_s, nbytes - held_bytes, _alike(site, REMAT))
-        self._note_gain(kind, position, nbytes, gain)
+        self._note_gain(kind, position, nbytes, Gain(again.device_s, nbytes, _alike(site, REMAT)))
         with self._lock:
             self._recomputed[position, site.scope, rough_size(nbytes)] = Explanation(
                 position, site, None, (again, stay), REMAT, "computed again", price
             )
-        return again.device_s / ((1 - MARGIN) * nbytes - max(1, held_bytes))
+        return again.device_s / ((1 - MARGIN) * nbytes - 1)
 
     def unread(self, site: Site, position: int, nbytes: int) -> None:
         """Backward does not read a saved tensor: it is not held from the next step on.

@@ -18,8 +18,7 @@ A matrix product or a convolution takes long: whether it is worth its time depen
 to free as many bytes. A goal compares all ways of all tensors (`cswap.fit`), so it
 alone asks for such chains. Compared with checkpointing, a chain computes only that which is needed
 to make one tensor again: of a perceptron it is the first product and not the second. Their time is
-measured, on a GPU as well, since no rate of memory tells it. A goal does not ask for arguments that
-are read off their copies: it counts on all bytes of a tensor.
+measured, on a GPU as well, since no rate of memory tells it.
 
 A library of matrix products may add in another order where an input begins at another address. So
 an input that may come back in new memory has to begin where new memory may begin.
@@ -41,9 +40,8 @@ from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import WithoutHandle
 from cswap.engine.transfer.handle import State
 from cswap.engine.trials import Trials
-from cswap.errors import CswapError
 from cswap.remat.finder import Finder
-from cswap.remat.reads import CAN_READ, CAN_TELL, NotFoundError
+from cswap.remat.reads import CAN_READ, CAN_TELL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -99,7 +97,7 @@ class Recomputer:
         self._counters, self._advisor, self._owned = counters, advisor, owned
         self._results = results
         keep, tolerances = _keep if CAN_TELL else None, (EXACT, FINE, COARSE)
-        goal: dict[str, Any] = {"products": True, "copies": False, "keep": keep}
+        goal: dict[str, Any] = {"products": True, "keep": keep}
         self._finders = tuple(Finder(tolerance=t, keep=keep) for t in tolerances)
         self._goal_finders, self._link_finders = (
             tuple(Finder(tolerance=t, max_depth=depth, **goal) for t in tolerances)
@@ -123,45 +121,17 @@ class Recomputer:
         if not handle.whole or handle.gathered:
             place.note(None)
             return None
-        unified = _is_unified(place)
-        finder = self.finder(tolerance=handle.tolerance, for_goal=for_goal, over_link=not unified)
+        over_link = not _is_unified(place)
+        finder = self.finder(tolerance=handle.tolerance, for_goal=for_goal, over_link=over_link)
         found = finder.find(tensor, place.formula)
         if found is not None and (
             found.formula.nbytes != handle.raw_nbytes
             or (found.formula.product and not are_aligned(found))
             or (found.formula is not place.formula and not self._has_parameters(found))
-            # To compare bits in each step would be to wait for a GPU.
-            or (found.formula.parts and not unified)
         ):
             found = None
         place.note(found)
         return found
-
-    def read_off(self, token: Token) -> bool:
-        """Read the parts that are to be held off a tensor; whether its chain gives its bits again.
-
-        That is compared each time, not at first only: no version says whether the tensor still has
-        the values that its operator gave. See Note [an argument that is read off its copies] in
-        cswap/remat/copies.py.
-
-        Args:
-            token: of a tensor that is about to be let go.
-        """
-        remat, source = token.remat, token.source
-        if remat is None or source is None:
-            return False
-        if remat.has_parts:  # as most, or a trial has read them off this moment
-            return True
-        try:
-            inputs, _ = self._bring(remat, again=False)
-            memory = remat.formula.layout.of_memory(token.handle.elements(source))
-            remat.read_off(memory, inputs)
-            return remat.agrees(memory, inputs)
-        except NotFoundError:
-            return False
-        except (RuntimeError, CswapError) as error:  # an input was modified in place, or damaged
-            self._counters.fall_back("remat", error)
-            return False
 
     def _has_parameters(self, remat: Remat) -> bool:
         # Whether the parameters among the inputs will be there: FSDP gathers those of a module for
@@ -212,15 +182,8 @@ class Recomputer:
         handle, trial = token.handle, self.trials.of(token, again=fresh)
         if trial is None or not trial.agrees or handle.site is None:
             return None
-        assert token.remat is not None  # of which that is a trial
-        return self._advisor.least_price(
-            handle.site,
-            handle.position,
-            handle.raw_nbytes,
-            trial.seconds,
-            token.lane.device.kind,
-            held_bytes=token.remat.formula.held_bytes,
-        )
+        position, nbytes, kind = handle.position, handle.raw_nbytes, token.lane.device.kind
+        return self._advisor.least_price(handle.site, position, nbytes, trial.seconds, kind)
 
     def seconds(self, token: Token) -> float | None:
         """Seconds that computing the token's tensor again takes; None: it cannot be."""

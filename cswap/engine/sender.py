@@ -107,8 +107,7 @@ class Sender:
             reason = limit.reason_of(handle.position, handle.raw_nbytes)
             return self._leave_in_place(handle, reason)
         if token.remat is not None:
-            worth = self._recomputer.is_worth(token, place, fresh=fresh)
-            if worth and self._recomputer.read_off(token):
+            if self._recomputer.is_worth(token, place, fresh=fresh):
                 self._compute_later(token)
                 if place is not None:
                     _may_have_slot(place, token)
@@ -207,8 +206,7 @@ class Sender:
         self.send(token, place)
 
     def _compute_later(self, token: Token) -> None:
-        held_bytes = 0 if token.remat is None else token.remat.formula.held_bytes
-        token.lane.executor.recompute_later(token.handle, held_bytes)
+        token.lane.executor.recompute_later(token.handle)
         self._state.reclaimer.release_later(token)
 
     def _is_forbidden(self, choice: Choice, handle: Handle) -> bool:

@@ -23,7 +23,6 @@ from cswap.devices.memory_rate import memory_rate
 from cswap.devices.stopwatch import stopwatch_of
 from cswap.ranks import must_agree
 from cswap.recent import Recent
-from cswap.remat.reads import NotFoundError
 from cswap.remat.record import Layout, same_bits
 
 if TYPE_CHECKING:
@@ -127,8 +126,6 @@ class Trials:
         try:
             inputs, exact = self._bring(remat)
             source = token.handle.elements(source)
-            if not remat.has_parts:
-                remat.read_off(remat.formula.layout.of_memory(source), inputs)
             result = _flat(remat.run(inputs, exact))
             agrees = same_bits(result, source) or (not exact and _is_near(result, source))
             agree = must_agree(lossy=token.handle.tolerance != EXACT)
@@ -136,8 +133,6 @@ class Trials:
                 seconds = _estimated(remat, token, assumed=agree)
             else:
                 seconds = _timed(remat, inputs, exact)
-        except NotFoundError:  # it cannot be read off
-            return Trial(agrees=False, seconds=0.0)
         except Exception as error:  # no forward ends because of an operator that may not run again
             self._counters.fall_back("remat", error)
             return Trial(agrees=False, seconds=0.0)

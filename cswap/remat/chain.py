@@ -49,12 +49,12 @@ class Chain:
 
     Attributes:
         inputs: packed objects.
-        constants: copies and numbers; None for an argument that is read off the result.
+        constants: copies and numbers.
     """
 
     def __init__(self) -> None:
         self.inputs: list[object] = []
-        self.constants: list[Constant | None] = []
+        self.constants: list[Constant] = []
         self._steps: list[PlannedStep] = []
 
     def add_input(self, packed: object, depth: int) -> Value:
@@ -65,19 +65,10 @@ class Chain:
         self.inputs.append(packed)
         return Value("input", len(self.inputs) - 1, depth)
 
-    def add_constant(self, constant: Constant | None) -> Value:
-        """Add a copy or a number, or the place of one."""
+    def add_constant(self, constant: Constant) -> Value:
+        """Add a copy or a number."""
         self.constants.append(constant)
         return Value("constant", len(self.constants) - 1)
-
-    def mark(self) -> tuple[int, int, int]:
-        """Numbers of the inputs, constants and steps so far, for `back_to`."""
-        return len(self.inputs), len(self.constants), len(self._steps)
-
-    def back_to(self, mark: tuple[int, int, int]) -> None:
-        """Forget those that were added since a mark."""
-        n_inputs, n_constants, n_steps = mark
-        del self.inputs[n_inputs:], self.constants[n_constants:], self._steps[n_steps:]
 
     def add_step(self, step: PlannedStep, depth: int, *, computed: bool) -> Value:
         """Add a step after the steps that compute its operands. Args: see `Value`."""

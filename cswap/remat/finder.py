@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cswap.remat.reading_off import ReadingOff
 from cswap.remat.reads import NotFoundError
 from cswap.remat.record import Remat
 from cswap.remat.search import Limits, Rows, Search, has_own_memory, is_result
@@ -34,7 +33,6 @@ class Finder:
         max_passes: int = DEFAULT_PASSES,
         through_unsaved: bool = True,
         products: bool = False,
-        copies: bool = True,
         keep: Keep | None = None,
     ) -> None:
         """A finder for one engine.
@@ -45,11 +43,10 @@ class Finder:
             max_passes: largest number of reads and writes of memory of the tensor's size.
             through_unsaved: whether intermediate values may be unsaved; see `Formula.unseen`.
             products: whether matrix products and convolutions run again, too.
-            copies: whether an argument may be read off the result, which holds bytes.
             keep: makes a packed object of a tensor that autograd holds itself, saved while no hooks
                 were on; None: such tensors are no inputs.
         """
-        rows = Rows(products=products, copies=copies)
+        rows = Rows(products=products)
         self._limits = Limits(rows, tolerance, keep, max_depth, max_passes, through_unsaved)
         self._keep = keep
 
@@ -65,8 +62,7 @@ class Finder:
                 limits. The result is the same with and without it; the right one makes it faster.
 
         Returns:
-            None if the tensor has to be stored. Where its formula has parts, those are not read off
-            yet: `Remat.read_off`.
+            None if the tensor has to be stored.
         """
         if expected is not None:
             remat = self.recognised(tensor, expected)
@@ -78,16 +74,10 @@ class Finder:
         node = base.grad_fn
         if node is None:
             return None
-        rows = self._limits.rows
-        row = rows.of(node)
-        if row is None:
-            if not rows.reads_off(node):
-                return None
-        elif rows.is_hopeless(node, row):
+        row = self._limits.rows.of(node)
+        if row is None or self._limits.rows.is_hopeless(node, row):
             return None
         try:
-            if row is None:
-                return ReadingOff(self._limits, base, node).remat_of_copies()
             return Search(self._limits, base, node).remat(row)
         except (NotFoundError, AttributeError):  # nodes of other versions of torch may differ
             return None

@@ -71,7 +71,6 @@ class What(enum.Enum):
     INPUT = "slot with a packed object"
     CONSTANT = "slot with a number that torch has wrapped"
     LEAF = "leaf that is copied"
-    PART = "argument that is read off the result"
 
 
 class Read(NamedTuple):
@@ -163,20 +162,6 @@ class Reader:
         """A copy of a leaf. Args: nbytes: of the tensor that is to be computed."""
         self._note(What.LEAF, node, "variable")
         return leaf(node.variable, nbytes)
-
-    def part(self, node: Any) -> None:
-        """Note that an argument of a node is read off the result: copies.py."""
-        self._note(What.PART, node, "")
-
-    def mark(self) -> tuple[int, int]:
-        """Where the reads are, for `back_to`."""
-        return len(self.reads), len(self._nodes)
-
-    def back_to(self, mark: tuple[int, int]) -> None:
-        """Forget the reads since a mark."""
-        n_reads, n_nodes = mark
-        del self.reads[n_reads:], self._nodes[n_nodes:]
-        self._numbers = {id(node): number for number, node in enumerate(self._nodes)}
 
 
 def is_number(packed: object) -> bool:

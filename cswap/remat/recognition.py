@@ -86,9 +86,9 @@ class Recognition:
         # Zeros have signs, which comparisons do not tell.
         self._text = repr(self._found) if any(map(_may_be_zero, self._found)) else None
         self._constants = [
-            (read.node, places.get(i), read.what is What.PART)
+            (read.node, places.get(i))
             for i, read in enumerate(reads)
-            if read.what in (What.CONSTANT, What.LEAF, What.PART)
+            if read.what in (What.CONSTANT, What.LEAF)
         ]
         self._same = [(read.node, read.name) for read in reads if read.what is What.SAME]
         self._looks = [(LOOKS[read.what], read) for read in reads if read.what in LOOKS]
@@ -98,7 +98,7 @@ class Recognition:
         root: Any,
         nbytes: int,
         keep: Keep | None,
-    ) -> tuple[tuple[object, ...], tuple[Constant | None, ...]] | None:
+    ) -> tuple[tuple[object, ...], tuple[Constant, ...]] | None:
         """The inputs and constants of another tensor of the same call site; None: a read differs.
 
         Args:
@@ -167,16 +167,14 @@ class Recognition:
         nodes: Sequence[Any],
         found: tuple[Any, ...],
         nbytes: int,
-    ) -> tuple[Constant | None, ...] | None:
+    ) -> tuple[Constant, ...] | None:
         # None: a look differs, or an object is no constant.
         for look, read in self._looks:
             if look(nodes[read.node], read.name) != read.found:
                 return None
-        constants: list[Constant | None] = []
-        for node, slot, is_part in self._constants:
-            if is_part:  # it is read off later
-                constants.append(None)
-            elif slot is None:
+        constants: list[Constant] = []
+        for node, slot in self._constants:
+            if slot is None:
                 constants.append(leaf(nodes[node].variable, nbytes))
             elif isinstance(found[slot], Packed):
                 return None

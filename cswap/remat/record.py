@@ -2,8 +2,7 @@
 
 Note [the contents of a Remat]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A Remat holds packed objects of the inputs, copies of small leaves, numbers, and the parts that are
-read off the result (copies.py), which are new memory. It never holds a
+A Remat holds packed objects of the inputs, copies of small leaves, and numbers. It never holds a
 node of the graph or a tensor with a history. So it makes no cycle: an operator's saved input cannot
 refer to a result computed from it. A Remat keeps its inputs alive, and it lives no longer than the
 node that saved the tensor. Backward runs that node before the node that saved the inputs. So the
@@ -12,7 +11,6 @@ inputs do not live longer because of the Remat.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
@@ -24,7 +22,6 @@ from cswap.remat.settings import SameBits, Settings
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cswap.remat.part import Part
     from cswap.remat.reads import Constant
     from cswap.remat.recognition import Recognition
 
@@ -80,10 +77,6 @@ class Layout:
         """Bytes of the tensor's elements."""
         return self.sizes.numel() * self.dtype.itemsize
 
-    def of_memory(self, memory: torch.Tensor) -> torch.Tensor:
-        """A view of this layout. Args: memory: [n] flat."""
-        return memory.as_strided(self.sizes, self.strides, 0)
-
     @staticmethod
     def of(tensor: torch.Tensor) -> Layout:
         """The layout of a tensor."""
@@ -105,10 +98,8 @@ class Formula:
         root: type of the node that made it.
         recognition: of another tensor that it computes again.
         product: whether a step is a matrix product or a convolution.
-        parts: how arguments are read off the result, in the order of their constants.
         operator: name of the chain, without its views: ``"silu>mul"``.
         nbytes: bytes of the result.
-        held_bytes: of the parts.
     """
 
     steps: tuple[Step, ...]
@@ -120,16 +111,12 @@ class Formula:
     root: type
     recognition: Recognition
     product: bool = False
-    parts: tuple[Part, ...] = ()
     operator: str = field(init=False)
     nbytes: int = field(init=False)
-    held_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         self.operator = ">".join(step.operator for step in self.steps if step.operator != VIEW)
         self.nbytes = self.layout.nbytes
-        itemsize = self.layout.dtype.itemsize
-        self.held_bytes = itemsize * sum(math.prod(part.sizes) for part in self.parts)
 
 
 # Not frozen: one is made for each tensor in each step, and a frozen one takes twice the time.
@@ -144,34 +131,14 @@ class Remat:
     Attributes:
         formula: the operators.
         inputs: packed objects, which autograd holds for the operators that saved them.
-        constants: copies of small leaves, and numbers. Operands number them after the inputs. Where
-            the formula has parts, each is None before `read_off`.
+        constants: copies of small leaves, and numbers. Operands number them after the inputs.
         settings: settings of torch under which the result has the same bits.
     """
 
     formula: Formula
     inputs: tuple[object, ...]
-    constants: tuple[Constant | None, ...]
+    constants: tuple[Constant, ...]
     settings: Settings
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether no part is to be read off any more."""
-        return not any(constant is None for constant in self.constants)
-
-    def read_off(self, memory: torch.Tensor, inputs: Sequence[torch.Tensor]) -> None:
-        """Hold the formula's parts: Note [an argument that is read off its copies] in copies.py.
-
-        Args:
-            memory: of the formula's layout.
-            inputs: see `run`.
-
-        Raises:
-            NotFoundError: one cannot be read off.
-        """
-        parts = [part.of(memory, inputs) for part in self.formula.parts]
-        rest = iter(parts)
-        self.constants = tuple([next(rest) if c is None else c for c in self.constants])
 
     @property
     def distances(self) -> tuple[int, ...]:

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from cswap.remat.chain import Chain, PlannedStep, Value
-from cswap.remat.copies import may_be_read_off
 from cswap.remat.norms import FULL
 from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS, Operator, operator_of
 from cswap.remat.reads import NotFoundError, Packed, Reader, facts_of, is_number
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cswap.remat.operators import Operand
-    from cswap.remat.part import Part
     from cswap.remat.reads import Keep
 
 REDUCTION_PASSES: Final = 4
@@ -62,11 +60,10 @@ class Limits:
 class Rows:
     """The rows of nodes in the tables of operators and of views."""
 
-    def __init__(self, *, products: bool, copies: bool) -> None:
-        """Args: products: see `operator_of`; copies: see `Finder`."""
-        self._products, self._copies = products, copies
+    def __init__(self, *, products: bool) -> None:
+        """Args: products: see `operator_of`."""
+        self._products = products
         self._rows: dict[type, Operator | View | None] = {}
-        self._reads_off: dict[type, bool] = {}
 
     def of(self, node: Any) -> Operator | View | None:
         """The row of a node; None: its operator does not run again."""
@@ -81,15 +78,6 @@ class Rows:
         name = kind.__name__
         row = self._rows[kind] = operator_of(kind, products=self._products) or view_of(name)
         return row
-
-    def reads_off(self, node: Any) -> bool:
-        """Whether a node's arguments are read off its result: reading_off.py."""
-        kind = type(node)
-        try:
-            return self._reads_off[kind]
-        except KeyError:
-            does = self._reads_off[kind] = self._copies and may_be_read_off(kind.__name__)
-            return does
 
     def is_hopeless(self, node: Any, row: Operator | View) -> bool:
         """Whether an unsaved argument comes from a node that cannot run again.
@@ -149,20 +137,16 @@ class Search:
             raise NotFoundError
         if self._unseen and not self._limits.through_unsaved:
             raise NotFoundError
-        return self._found(value.depth)
-
-    def _found(self, depth: int, parts: tuple[Part, ...] = ()) -> Remat:
         formula = Formula(
             self._chain.steps(),
             self._layout,
-            depth,
+            value.depth,
             self._passes,
             self._unseen,
             self._version,
-            type(self._node),
+            type(node),
             Recognition(self._read.reads),
             self._product,
-            parts,
         )
         chain, settings = self._chain, Settings.current(product=self._product)
         return Remat(formula, tuple(chain.inputs), tuple(chain.constants), settings)

@@ -287,7 +287,7 @@ def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
     )
     token: Any = SimpleNamespace(
         handle=saved,
-        remat=SimpleNamespace(formula=SimpleNamespace(operator="gelu", layout=None, held_bytes=0)),
+        remat=SimpleNamespace(formula=SimpleNamespace(operator="gelu", layout=None)),
         lane=SimpleNamespace(device=SimpleNamespace(kind="cpu")),
     )
     recipe: Any = None

@@ -65,8 +65,6 @@ class SlotMaker:
             formula = place.formula
             if formula is None or tensor.dtype is not formula.layout.dtype:
                 return None  # a view of another dtype than its memory
-            if formula.parts:  # their bytes are accounted for by a handle
-                return None
             return AgainSlot(handle, place, check, self._state)
         if executor.link is not None:
             return LinkSlot(handle, place, check, executor.link)

@@ -137,22 +137,15 @@ class Executor(abc.ABC):
             raise
         return True
 
-    def recompute_later(self, handle: Handle, held_bytes: int = 0) -> None:
-        """Let go of a kept handle's memory: its owner knows how to compute it again.
-
-        Args:
-            handle: the handle.
-            held_bytes: that its owner holds to compute it.
-        """
+    def recompute_later(self, handle: Handle) -> None:
+        """Let go of a kept handle's memory: its owner knows how to compute it again."""
         with self._lock:
             if handle.state is not State.KEPT:
                 return
             handle.recomputed = True
-            handle.held_bytes = held_bytes
             handle.to(State.STORED)
             handle.let_go()
-        raw = handle.raw_nbytes
-        self._counters.swapped_out(REMAT, raw, held_bytes, 0.0, device=held_bytes - raw)
+        self._counters.swapped_out(REMAT, handle.raw_nbytes, 0, 0.0, device=-handle.raw_nbytes)
 
     def memory(self, handle: Handle, *, again: bool = False) -> Memory:
         """The tensor's memory: its own if still held, else decoded, or computed again.
@@ -287,12 +280,8 @@ class Executor(abc.ABC):
         # Under the lock: to another state, and the bytes that it holds there.
         held = (new in ON_DEVICE) - (handle.state in ON_DEVICE)
         handle.to(new)
-        device = held * handle.raw_nbytes
-        if new is State.RELEASED:
-            device -= handle.held_bytes
-            handle.held_bytes = 0
-        if device:
-            self._counters.hold(device=device)
+        if held:
+            self._counters.hold(device=held * handle.raw_nbytes)
 
     def _await(self, handle: Handle, event: Event) -> None:
         start = time.perf_counter()

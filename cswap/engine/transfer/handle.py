@@ -105,7 +105,6 @@ class Handle:
         site: where in the model it was saved.
         prefetched: the fetch under way was not asked for by unpack.
         recomputed: it is computed again rather than stored.
-        held_bytes: that its owner holds to compute it again, beside inputs that are saved anyway.
         planned: by a plan; None: there is none for this tensor.
         advice: to be told how the swap went; None unless somebody was asked.
     """
@@ -119,7 +118,6 @@ class Handle:
         "error",
         "event",
         "gathered",
-        "held_bytes",
         "last_result",
         "meta",
         "must_round_trip",
@@ -162,7 +160,6 @@ class Handle:
         self.must_round_trip = self.whole = self.prefetched = False
         self.pinned = ""
         self.recomputed = self.aligned = False
-        self.held_bytes = 0
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
         self.sections: list[Section] = []
@@ -212,7 +209,7 @@ class Handle:
     def device_bytes(self) -> int:
         """Bytes of device memory that it holds."""
         kept = sum(s.nbytes for s in self.sections if s.kept is not None)
-        return kept + self.held_bytes + (self.raw_nbytes if self.state in ON_DEVICE else 0)
+        return kept + (self.raw_nbytes if self.state in ON_DEVICE else 0)
 
     @property
     def host_bytes(self) -> int:
