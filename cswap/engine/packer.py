@@ -22,7 +22,13 @@ from cswap.engine.recipe import Recipe, is_as_new, producer
 from cswap.engine.recipes import Place, RecipeBook
 from cswap.engine.replay.slot_maker import SlotMaker
 from cswap.engine.saved.aliases import make_token
-from cswap.engine.saved.eligibility import bytes_of, is_tracing, is_wrapped, reason_to_keep
+from cswap.engine.saved.eligibility import (
+    bytes_of,
+    is_cast_of_parameter,
+    is_tracing,
+    is_wrapped,
+    reason_to_keep,
+)
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
@@ -242,6 +248,8 @@ class Packer:
             is_as_new(tensor), role, site=site, stays=stays,
         )  # fmt: skip
         recipe.keep = scope.keep or reason_to_keep(tensor)
+        if recipe.keep == "parameter" and self._remat and is_cast_of_parameter(tensor):
+            recipe.keep, recipe.is_cast = None, True  # it may be computed again
         if recipe.keep is not None:
             return recipe
         recipe.lane = state.lanes.of(tensor.device)
@@ -312,6 +320,7 @@ class Packer:
         handle.position, handle.step, handle.site = position, step, recipe.site
         handle.place = get_ident(), self._order.call, place.number
         handle.tolerance, handle.views = recipe.tolerance, 1
+        handle.is_cast = recipe.is_cast and is_cast_of_parameter(tensor)
         packed = PackedView(token, tensor)
         self._send(token, tensor, place)
         if lane.step_bytes is not None:

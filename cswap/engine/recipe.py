@@ -78,6 +78,7 @@ class Recipe:
         contiguous: whether a new tensor of these sizes has the same strides.
         role: see `Role`; `NO_ROLE` where nobody asks.
         keep: why such tensors stay, or None.
+        is_cast: they may be copies of parameters in another dtype.
         lane: of its device; None if they stay.
         site: for the advisor.
         tolerance: for errors (cswap/codecs/tolerance.py).
@@ -93,6 +94,7 @@ class Recipe:
     contiguous: bool
     role: Role
     keep: str | None = None
+    is_cast: bool = False
     lane: Lane | None = None
     site: Site = NOWHERE
     tolerance: int = EXACT

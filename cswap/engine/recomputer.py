@@ -35,6 +35,7 @@ from cswap.codecs.tolerance import COARSE, EXACT, FINE
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
+from cswap.engine.saved.leaves import FREED, hold_leaf
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import WithoutHandle
@@ -64,11 +65,6 @@ LINK_DEPTH: Final = 8
 """The same for a goal over a link: from the argument of a transformer's block over a residual sum
 (product, dropout, sum), a norm, its cast and a product to an activation."""
 
-FREED: Final = (
-    "a saved tensor is to be computed again, and the memory of an argument has been freed "
-    "(untyped_storage().resize_(0)). remat=False stores such tensors."
-)
-
 _Parameter = torch.nn.Parameter
 _clock = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
@@ -97,11 +93,11 @@ class Recomputer:
         self._counters, self._advisor, self._owned = counters, advisor, owned
         self._results = results
         keep, tolerances = _keep if CAN_TELL else None, (EXACT, FINE, COARSE)
-        goal: dict[str, Any] = {"products": True, "keep": keep}
-        self._finders = tuple(Finder(tolerance=t, keep=keep) for t in tolerances)
+        holds: dict[str, Any] = {"keep": keep, "hold": hold_leaf}
+        self._finders = tuple(Finder(tolerance=t, **holds) for t in tolerances)
         self._goal_finders, self._link_finders = (
-            tuple(Finder(tolerance=t, max_depth=depth, **goal) for t in tolerances)
-            for depth in (GOAL_DEPTH, LINK_DEPTH)
+            tuple(Finder(tolerance=t, max_depth=d, products=True, **holds) for t in tolerances)
+            for d in (GOAL_DEPTH, LINK_DEPTH)
         )
         self.trials = Trials(counters, lambda remat: self._bring(remat, again=False))
         self.inputs_s = 0.0
@@ -138,7 +134,7 @@ class Recomputer:
         # its forward alone, and for its backward, which is not that of the tensor's user.
         return not self._owned.known or all(
             packed.tensor in self._owned
-            for packed in remat.inputs
+            for packed in (*remat.inputs, *remat.constants)
             if isinstance(packed, KeptParameter)
         )
 

@@ -113,6 +113,8 @@ class Sender:
                     _may_have_slot(place, token)
                 return None
             token.remat = None
+        if handle.is_cast:
+            return self._leave_in_place(handle, "parameter")
         x = handle.elements(source)
         codec = self._choose(handle, x, may_keep=token.lane.may_keep, fresh=fresh)
         if codec is None:
@@ -227,6 +229,8 @@ class Sender:
         return self._recomputer.seconds(token)
 
     def _candidates(self, handle: Handle, source: torch.Tensor) -> tuple[Candidate, ...]:
+        if handle.is_cast:
+            return ()
         x = handle.elements(source)
         self._choose(handle, x, may_keep=True)
         return handle.advice.candidates if isinstance(handle.advice, Advice) else ()

@@ -5,7 +5,8 @@ Note [a link and the computation that hides it]
 A step is cut into slots. In each, so many bytes go out and come back as the link carries in the
 slot's time: of the program's own computation, of operators that run again and of kernels of
 codecs, and of the stall that the plan allows there. A tensor leaves in later slots than the one in
-which it is saved, and is back in the slot in which it is needed, or before. Few bytes wait to
+which it is saved, and is back in the slot in which it is needed, or before, but not before backward has begun, whose first
+tensors the computation waits for. Few bytes wait to
 leave, or are back early: beyond that, the engine stalls the computation (replay/link.py). A tensor
 that was copied in part is held as a whole, so the largest one that moves counts besides. So does
 the memory that encodings pass through: as much as the largest of them needs. The host leads by some
@@ -20,8 +21,6 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cswap.advisor.live_costs import REMAT
-from cswap.fit.problem import slots
-
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -60,7 +59,7 @@ class LinkProgram:
         over = problem.over_link
         assert over is not None  # or there is no program
         self._link, self._ways, self._saved = over.link, ways, problem.saved
-        self._starts = slots(problem.n_moments)
+        self._starts = problem.slots
         self._slot_ms = MS * np.add.reduceat(over.durations, self._starts)
         ends = np.append(self._starts[1:], problem.n_moments) - 1
         self._ahead_ms = MS * over.host_ahead[ends]
@@ -69,6 +68,8 @@ class LinkProgram:
         self.n_columns = N_BLOCKS * n + N_LARGEST
         self.upper = np.repeat([*[np.inf] * 2, *[under_way] * 2, *[np.inf] * 3], n)
         self.upper = np.append(self.upper, [np.inf] * N_LARGEST)
+        self._turn = int(np.searchsorted(self._starts, problem.turn))
+        self.upper[n : n + self._turn] = 0.0
 
     def under_way(self) -> Any:
         """[slots, n_columns] 1 for the bytes that the device holds for tensors that move."""
@@ -109,6 +110,10 @@ class LinkProgram:
         for n_out, n_back in ((out, both - out), (both - back, back)):
             flows = row(-takes, n_out * one, n_back * one, zero, zero, zero, -one, zero)
             yield flows, -np.inf, self._slot_ms
+        at_turn = csr_array(([1.0], ([0], [self._turn])), (1, n_slots))
+        nowhere, nothing_moves = csr_array((1, n_slots)), csr_array((1, n_ways + 2))
+        waits = [nothing_moves, nowhere, back * at_turn, *[nowhere] * 3, -at_turn, nowhere]
+        yield block_array([[*waits, csr_array((1, N_LARGEST))]]), -np.inf, 0.0
         lead = np.diff(self._ahead_ms, prepend=0.0)
         yield row(takes - host, zero, zero, zero, zero, zero, one, -step), -lead, -lead
         yield self._largest(moved, self.n_columns - N_LARGEST), -np.inf, 0.0

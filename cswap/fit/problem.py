@@ -254,6 +254,8 @@ class Problem:
         saved: the tensors.
         over_link: the link, and the computation beside it; None: encodes run where a tensor is
             saved, and nothing is decoded ahead.
+        turn: moment of the first use in backward.
+        slots: first moments of those that a solver sees; the turn is one of its own.
         too_deep: indices of tensors that cannot all be computed again: one needs the next, and
             together they are more operators in a row than may be.
     """
@@ -264,7 +266,17 @@ class Problem:
         self._lag, self._ahead = (0, 0) if over_link is None else (LAG, AHEAD)
         self.n_moments = 1 + max(s.last for s in self.saved)
         self.over_link = None if over_link is None else over_link.at(self.n_moments)
+        self.turn = min(s.first_use for s in self.saved)
+        self.slots = slots(self._counted(), self.turn, self.n_moments)
         self.too_deep = tuple(self._too_deep(GOAL_DEPTH if over_link is None else LINK_DEPTH))
+
+    def _counted(self) -> NDArray[np.intp]:
+        # Where there are too many: but those of tensors that never move.
+        counts = np.ones(self.n_moments, bool)
+        if self.over_link is not None and self.n_moments > MOST_MOMENTS:
+            still = [s for s in self.saved if not any(way.link_bytes for way in s.ways)]
+            counts[[s.born for s in still] + [s.first_use for s in still]] = False
+        return np.flatnonzero(counts)
 
     def having(self, saved: Collection[Saved]) -> Problem:
         """The problem with other prices or bytes.
@@ -427,7 +439,7 @@ class Problem:
         out = _latest([(one.born, one.nbytes) for one in moved], moments, most_bytes)
         back = [(-one.first_use, one.nbytes) for one in moved]
         ahead = _latest(back, -moments - 1, most_bytes)
-        return np.where(moments < min(one.first_use for one in self.saved), out, ahead)
+        return np.where(moments < self.turn, out, ahead)
 
     def plan(self, ways: Mapping[int, Way], moves: Moves | None = None) -> FitPlan:
         """The plan that holds tensors in these ways.
@@ -478,13 +490,21 @@ def _latest(
     return found
 
 
-def slots(n_moments: int) -> NDArray[np.intp]:
-    """First moments of no more than `MOST_MOMENTS` slots, each of as many moments."""
-    n_slots = min(n_moments, MOST_MOMENTS)
-    return np.linspace(0, n_moments, n_slots, endpoint=False).astype(np.intp)
+def slots(moments: NDArray[np.intp], turn: int, n_moments: int) -> NDArray[np.intp]:
+    """First moments of `MOST_MOMENTS` slots at most, but for the turn, which is one of its own.
+
+    Args:
+        moments: that count: each slot has as many of them as another.
+        turn: see `Problem`.
+        n_moments: of the step.
+    """
+    n_slots = min(len(moments), MOST_MOMENTS)
+    even = np.linspace(0, len(moments), n_slots, endpoint=False).astype(np.intp)
+    found: NDArray[np.intp] = np.union1d(moments[even], [0, turn, turn + 1])
+    return found[found < n_moments]
 
 
-def thinned(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Bytes [..., moments] by slot: the most of its moments."""
-    found: NDArray[np.float64] = np.maximum.reduceat(rows, slots(rows.shape[-1]), axis=-1)
+def thinned(rows: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float64]:
+    """Bytes [..., moments] by slot: the most of its moments. Args: starts: `Problem.slots`."""
+    found: NDArray[np.float64] = np.maximum.reduceat(rows, starts, axis=-1)
     return found

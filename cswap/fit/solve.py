@@ -29,7 +29,7 @@ from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.background import is_ending
 from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
-from cswap.fit.problem import FitPlan, Moves, Problem, Way, slots, thinned
+from cswap.fit.problem import FitPlan, Moves, Problem, Way, thinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -396,10 +396,10 @@ class _Table:
         found = [problem.bytes_of(v.index, v.way, moves=alone) for v in self._variables]
         values = np.array([*found, problem.other_bytes()]) / MIB
         if self._every_moment:
-            kept, slot = _undominated(values.T)
+            kept, slot = _undominated(values.T, problem.slots)
             values = values[:, kept]
         else:
-            values = thinned(values)
+            values = thinned(values, problem.slots)
             values = np.unique(values, axis=1) if alone else values
             slot = np.arange(values.shape[1])
         return values[:-1].T, values[-1], slot
@@ -428,10 +428,11 @@ class _Table:
         return self._problem.plan(ways, moves)
 
 
-def _undominated(rows: NDArray[np.float64]) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+def _undominated(
+    rows: NDArray[np.float64], starts: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     # Of moments [moments, values], those that have a value above that of each other one of their
     # slot; and the slots.
-    starts = slots(len(rows))
     kept: list[int] = []
     at: list[int] = []
     for slot, (start, stop) in enumerate(itertools.pairwise([*starts, len(rows)])):

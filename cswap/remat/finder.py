@@ -12,7 +12,7 @@ from cswap.remat.settings import Settings
 if TYPE_CHECKING:
     import torch
 
-    from cswap.remat.reads import Keep
+    from cswap.remat.reads import HoldLeaf, Keep
     from cswap.remat.record import Formula
 
 DEFAULT_DEPTH: Final = 3
@@ -34,6 +34,7 @@ class Finder:
         through_unsaved: bool = True,
         products: bool = False,
         keep: Keep | None = None,
+        hold: HoldLeaf | None = None,
     ) -> None:
         """A finder for one engine.
 
@@ -45,10 +46,11 @@ class Finder:
             products: whether matrix products and convolutions run again, too.
             keep: makes a packed object of a tensor that autograd holds itself, saved while no hooks
                 were on; None: such tensors are no inputs.
+            hold: holds a parameter that is too large to be copied; None: nobody does.
         """
         rows = Rows(products=products)
-        self._limits = Limits(rows, tolerance, keep, max_depth, max_passes, through_unsaved)
-        self._keep = keep
+        self._limits = Limits(rows, tolerance, keep, hold, max_depth, max_passes, through_unsaved)
+        self._keep, self._hold = keep, hold
 
     def find(self, tensor: torch.Tensor, expected: Formula | None = None) -> Remat | None:
         """Find the operators that compute again the memory of a tensor that autograd is saving.
@@ -112,7 +114,7 @@ class Finder:
                 if row is None or not is_result(base, node, row):
                     return None
             settings = Settings.current(product=formula.product)
-            found = formula.recognition.again(node, formula.nbytes, self._keep)
+            found = formula.recognition.again(node, formula.nbytes, self._keep, self._hold)
         except (NotFoundError, AttributeError):
             return None
         if found is None:

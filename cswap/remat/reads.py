@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import enum
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
@@ -21,8 +22,26 @@ CAN_TELL: Final = hasattr(_SLOT, "unpack_hook")
 """Whether torch tells if hooks have packed the tensor in a slot: before 2.11 it does not, and
 tensors that autograd holds itself are no inputs."""
 
-Constant: TypeAlias = torch.Tensor | complex
-"""A copy of a small leaf, or a number."""
+
+class HeldLeaf(abc.ABC):
+    """A parameter that is not small, with the value that it has in forward."""
+
+    __slots__ = ()
+
+    @abc.abstractmethod
+    def unpack(self) -> torch.Tensor:
+        """The value.
+
+        Raises:
+            RuntimeError: it is gone.
+        """
+
+
+Constant: TypeAlias = "torch.Tensor | complex | HeldLeaf"
+"""A copy of a small leaf, a number, or a larger parameter."""
+
+HoldLeaf: TypeAlias = "Callable[[torch.Tensor], HeldLeaf]"
+"""Holds a parameter."""
 
 MOST_CONSTANT_SHARE: Final = 64
 """A leaf is copied if it is at most 1/MOST_CONSTANT_SHARE of the tensor that it saves."""
@@ -70,7 +89,7 @@ class What(enum.Enum):
     EMPTY = "slot without a tensor"
     INPUT = "slot with a packed object"
     CONSTANT = "slot with a number that torch has wrapped"
-    LEAF = "leaf that is copied"
+    LEAF = "leaf that is copied or held"
 
 
 class Read(NamedTuple):
@@ -158,10 +177,10 @@ class Reader:
         self._note(What.CONSTANT, node, f"_raw_saved_{name}")
         return constant(getattr(node, f"_raw_saved_{name}").data)
 
-    def leaf(self, node: Any, nbytes: int) -> torch.Tensor:
-        """A copy of a leaf. Args: nbytes: of the tensor that is to be computed."""
+    def leaf(self, node: Any, nbytes: int, hold: HoldLeaf | None) -> torch.Tensor | HeldLeaf:
+        """The value of a leaf. Args: see `leaf`."""
         self._note(What.LEAF, node, "variable")
-        return leaf(node.variable, nbytes)
+        return leaf(node.variable, nbytes, hold)
 
 
 def is_number(packed: object) -> bool:
@@ -213,23 +232,28 @@ def plain(node: Any, slot: str, keep: Keep) -> Packed:
     return keep(tensor)
 
 
-def leaf(variable: torch.Tensor, nbytes: int) -> torch.Tensor:
-    """A copy of a small leaf: the optimizer may change it before backward needs it.
+def leaf(
+    variable: torch.Tensor, nbytes: int, hold: HoldLeaf | None
+) -> torch.Tensor | HeldLeaf:
+    """The value of a leaf. Of a small one a copy: it may be written before backward needs it.
 
     Args:
         variable: the leaf.
         nbytes: of the tensor that is to be computed.
+        hold: holds a parameter that is not small; None: nobody does.
 
     Raises:
-        NotFoundError: it is not small, or it is no plain tensor.
+        NotFoundError: it is no plain tensor, or neither small nor a parameter that is held.
     """
     if type(variable) not in PLAIN or variable.layout is not torch.strided:
         raise NotFoundError
-    if variable.nbytes * MOST_CONSTANT_SHARE > nbytes:
-        raise NotFoundError
     if variable.untyped_storage().nbytes() < variable.nbytes:  # FSDP frees it between its uses
         raise NotFoundError
-    return variable.detach().clone()
+    if variable.nbytes * MOST_CONSTANT_SHARE <= nbytes:
+        return variable.detach().clone()
+    if hold is None or type(variable) is torch.Tensor:  # which would not live without us
+        raise NotFoundError
+    return hold(variable)
 
 
 def _output(node: Any, number: int) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:

@@ -22,7 +22,7 @@ from cswap.remat.reads import LOOKS, PLAIN, Packed, What, constant, facts_of, le
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from cswap.remat.reads import Constant, Keep, Read
+    from cswap.remat.reads import Constant, HoldLeaf, Keep, Read
 
     _Get: TypeAlias = Callable[[Any], tuple[Any, ...]]
 
@@ -98,6 +98,7 @@ class Recognition:
         root: Any,
         nbytes: int,
         keep: Keep | None,
+        hold: HoldLeaf | None,
     ) -> tuple[tuple[object, ...], tuple[Constant, ...]] | None:
         """The inputs and constants of another tensor of the same call site; None: a read differs.
 
@@ -105,9 +106,10 @@ class Recognition:
             root: the node that made this one.
             nbytes: of the tensor.
             keep: see `Finder`.
+            hold: see `Finder`.
 
         Raises:
-            NotFoundError: a number or a leaf is not of the kind that can be copied.
+            NotFoundError: a number or a leaf is not of the kind that can be copied or held.
             AttributeError: a node was freed.
         """
         nodes = [root] * self._n_nodes
@@ -159,7 +161,7 @@ class Recognition:
         for place, index in self._repeated:
             if found[place] is not read[index]:
                 return None
-        constants = self._read_constants(nodes, found, nbytes)
+        constants = self._read_constants(nodes, found, nbytes, hold)
         return None if constants is None else (inputs, constants)
 
     def _read_constants(
@@ -167,6 +169,7 @@ class Recognition:
         nodes: Sequence[Any],
         found: tuple[Any, ...],
         nbytes: int,
+        hold: HoldLeaf | None,
     ) -> tuple[Constant, ...] | None:
         # None: a look differs, or an object is no constant.
         for look, read in self._looks:
@@ -175,7 +178,7 @@ class Recognition:
         constants: list[Constant] = []
         for node, slot in self._constants:
             if slot is None:
-                constants.append(leaf(nodes[node].variable, nbytes))
+                constants.append(leaf(nodes[node].variable, nbytes, hold))
             elif isinstance(found[slot], Packed):
                 return None
             else:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 import torch
 
 from cswap.errors import InternalError
+from cswap.remat.reads import HeldLeaf
 from cswap.remat.settings import SameBits, Settings
 
 if TYPE_CHECKING:
@@ -131,7 +132,8 @@ class Remat:
     Attributes:
         formula: the operators.
         inputs: packed objects, which autograd holds for the operators that saved them.
-        constants: copies of small leaves, and numbers. Operands number them after the inputs.
+        constants: copies of small leaves, numbers, and larger parameters. Operands number them after
+            the inputs.
         settings: settings of torch under which the result has the same bits.
     """
 
@@ -167,6 +169,7 @@ class Remat:
 
         Raises:
             InternalError: the result has another shape, dtype or device.
+            RuntimeError: a leaf was written since forward.
         """
         if self.settings.are_set():  # as in most backwards
             return self._run(inputs, exact)
@@ -174,7 +177,9 @@ class Remat:
             return self._run(inputs, exact)
 
     def _run(self, inputs: Sequence[torch.Tensor], exact: bool) -> torch.Tensor:
-        values: list[Constant | None] = [*inputs, *self.constants]
+        values: list[torch.Tensor | complex | None] = [*inputs]
+        for constant in self.constants:
+            values.append(constant.unpack() if isinstance(constant, HeldLeaf) else constant)
         formula = self.formula
         for step in formula.steps:
             operands = [None if n is None else values[n] for n in step.operands]

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cswap.remat.operators import Operand
-    from cswap.remat.reads import Keep
+    from cswap.remat.reads import HoldLeaf, Keep
 
 REDUCTION_PASSES: Final = 4
 """Number of passes of a reduction: over its input three times, and over its result. Weights and
@@ -52,6 +52,7 @@ class Limits:
     rows: Rows
     tolerance: int
     keep: Keep | None
+    hold: HoldLeaf | None
     max_depth: int
     max_passes: int
     through_unsaved: bool
@@ -250,7 +251,8 @@ class Search:
         name = type(node).__name__
         if name == "AccumulateGrad":
             self._unseen += 1
-            return self._chain.add_constant(self._read.leaf(node, self._layout.nbytes))
+            found = self._read.leaf(node, self._layout.nbytes, self._limits.hold)
+            return self._chain.add_constant(found)
         slot = RESULT_SLOTS.get(name)
         if slot is not None and number == 0:
             packed = self._read.slot(node, slot)

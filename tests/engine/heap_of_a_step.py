@@ -95,12 +95,27 @@ class Points(nn.Module):
         return (torch.randn(16, 3, 1024),)
 
 
+class Mixed(nn.Module):
+    """Autocast copies each weight; there are few activations."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(4)))
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.layers(x).float().square().mean()
+
+    def batch(self):
+        return (torch.randn(8, 1024),)
+
+
 def perceptron(*widths):
     pairs = pairwise(widths)
     return nn.Sequential(*(m for n, more in pairs for m in (nn.Linear(n, more), nn.ReLU())))
 
 
-MODELS = {kind.__name__: kind for kind in (Rectified, Recurrent, Recommender, Points)}
+MODELS = {kind.__name__: kind for kind in (Rectified, Recurrent, Recommender, Points, Mixed)}
 
 
 def main(name, options):

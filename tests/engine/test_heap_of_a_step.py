@@ -74,3 +74,9 @@ def test_the_peak_of_a_backward_is_no_higher_than_without(options, heap):
     # The first step tries chains of operators and codecs.
     assert max(found["peak"][1:]) <= 1.01 * max(plain["peak"]) + ahead
     assert max(found["between"][1:]) < 0.75 * max(plain["between"])
+
+
+def test_copies_of_weights_in_a_lower_precision_are_not_held(heap):
+    plain, found = heap("Mixed", "null"), heap("Mixed", "{}")
+    assert min(plain["between"]) > 5.5  # MiB of three layers: the first needs none
+    assert max(found["between"]) < SMALL_MIB

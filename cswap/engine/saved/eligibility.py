@@ -65,8 +65,8 @@ def bytes_of(tensor: torch.Tensor) -> int:
 def _derives_from_parameter(tensor: torch.Tensor) -> bool:
     """A view of a parameter, or a cast of one.
 
-    `nn.Linear` saves ``weight.t()``, a plain tensor; under autocast a cast of it, which its cache
-    holds anyway and which must not be encoded lossily any more than the weight itself.
+    `nn.Linear` saves ``weight.t()``, a plain tensor; under autocast a cast of it, which must not be
+    encoded lossily any more than the weight itself.
     """
     base = tensor._base  # noqa: SLF001
     if base is not None and isinstance(base, Parameter):  # the second test takes a quarter of a us
@@ -75,6 +75,14 @@ def _derives_from_parameter(tensor: torch.Tensor) -> bool:
     while node is not None and node.name() in _CASTS:
         node = node.next_functions[0][0]
     return node is not None and isinstance(getattr(node, "variable", None), Parameter)
+
+
+def is_cast_of_parameter(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a copy of a parameter in another dtype, or a view of one."""
+    base = tensor._base  # noqa: SLF001
+    copied = tensor if base is None else base
+    node = copied.grad_fn
+    return node is not None and node.name() == "ToCopyBackward0" and _derives_from_parameter(copied)
 
 
 def weak_storage(storage: torch.UntypedStorage) -> StorageWeakRef:

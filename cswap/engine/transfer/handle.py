@@ -105,6 +105,7 @@ class Handle:
         site: where in the model it was saved.
         prefetched: the fetch under way was not asked for by unpack.
         recomputed: it is computed again rather than stored.
+        is_cast: it is a copy of a parameter in another dtype: computed again, or it stays.
         planned: by a plan; None: there is none for this tensor.
         advice: to be told how the swap went; None unless somebody was asked.
     """
@@ -118,6 +119,7 @@ class Handle:
         "error",
         "event",
         "gathered",
+        "is_cast",
         "last_result",
         "meta",
         "must_round_trip",
@@ -159,7 +161,7 @@ class Handle:
         self.tolerance = EXACT
         self.must_round_trip = self.whole = self.prefetched = False
         self.pinned = ""
-        self.recomputed = self.aligned = False
+        self.recomputed = self.aligned = self.is_cast = False
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
         self.sections: list[Section] = []
