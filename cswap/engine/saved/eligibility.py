@@ -81,8 +81,7 @@ def is_cast_of_parameter(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a copy of a parameter in another dtype, or a view of one."""
     base = tensor._base  # noqa: SLF001
     copied = tensor if base is None else base
-    node = copied.grad_fn
-    return node is not None and node.name() == "ToCopyBackward0" and _derives_from_parameter(copied)
+    return copied.grad_fn is not None and _derives_from_parameter(copied)
 
 
 def weak_storage(storage: torch.UntypedStorage) -> StorageWeakRef:
