@@ -89,8 +89,7 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "papers": (*_PLANNER, "bench/papers", "!bench/papers/report.py"),
     "gpu": (
         *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
-        *("bench/gpu", "!bench/gpu/pictures.py", "bench/workloads/large_models.py"),
-        "bench/workloads/zoo",
+        *("bench/gpu", "bench/workloads/large_models.py", "bench/workloads/zoo"),
     ),
     "twin": (
         *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
