@@ -304,8 +304,8 @@ def test_link_is_measured_over_sizes_and_kernels_are_not_where_there_are_none(tm
 
 @pytest.mark.parametrize("tuned", [None, LaunchShape(128, 2)])
 def test_a_limit_of_blocks_is_taken_back(tuned, monkeypatch):
-    monkeypatch.setattr(gpu, "_launcher", lambda _index: launcher)
     launcher = SimpleNamespace(_multiprocessors=132)
+    monkeypatch.setattr(gpu, "_launcher", lambda _index: launcher)
     if tuned is not None:
         monkeypatch.setitem(SHAPES, "zvc-4-encode", tuned)
     before = dict(SHAPES)

@@ -48,7 +48,7 @@ _ENGINE: Final = (
 )
 _PLANNER: Final = (
     *("cswap/plan", "cswap/schema/plan.py", "cswap/schema/trace.py", "cswap/advisor/cswap_plus.py"),
-    *("cswap/schema/executable.py", "!cswap/plan/simulator/timeline.py"),
+    "cswap/schema/executable.py",
     _LOOPS,
     *("bench/sparsity/stored.py", "bench/results/cpu/sparsity.json", "bench/workloads/zoo"),
 )
