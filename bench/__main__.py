@@ -28,16 +28,11 @@ COMMANDS = {
     "codecs": experiments.COMMANDS["codecs"],
     "workloads": "bench.frameworks.command",
     "inlined": "bench.inlined.command",
-    "alone": "bench.alone.command",
-    "overhead": "bench.overhead.command",
-    "plans": "bench.plans.command",
     "sparsity": "bench.sparsity.command",
     "papers": "bench.papers.command",
     "advisor": "bench.advisor.command",
     "accuracy": experiments.COMMANDS["accuracy"],
     "schedule": experiments.COMMANDS["schedule"],
-    "compare": "bench.files.compare",
-    "stale": "bench.files.stale",
     "report": "bench.pages.report",
     "readme": "bench.pages.readme",
     "gpu": "bench.gpu.command",
@@ -52,9 +47,7 @@ class BenchGroup(LazyGroup):
     modules = COMMANDS
     after_ctrl_c: ClassVar = {
         **experiments.AFTER_CTRL_C,
-        **dict.fromkeys(
-            ("swap", "fit", "alone", "workloads", "plans", "sparsity", "papers", "twin"), GO_ON
-        ),
+        **dict.fromkeys(("swap", "fit", "workloads", "sparsity", "papers", "twin"), GO_ON),
         "gpu": "the same command goes on from here",
     }
     """Other commands keep nothing, except demo and accuracy, which print their own message."""

@@ -296,8 +296,7 @@ class SwapConfig:
         guard_error: relative error of these gradients above which tensors of that class (module
             class and codec) use the next milder codec from then on.
         policy: how ``codec="auto"`` chooses: ``"auto"`` by predicted cost; ``"raw"`` never
-            compresses; ``"static:CODEC"`` always does; ``"cswap+"`` by the rule of the paper;
-            ``"oracle"`` runs every codec on every tensor to know (slow, for evaluation).
+            compresses; ``"static:CODEC"`` always does; ``"cswap+"`` by the rule of the paper.
         plan: a plan (path, JSON text, dict or `Plan`) with a decision for each tensor.
         fit: bytes of device memory that a step may take, parameters and optimizer state included:
             each tensor is kept, encoded or computed again, as that asks for and with the least

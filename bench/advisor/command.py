@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -20,10 +19,6 @@ from bench.advisor.recording import record
 from bench.advisor.report import draw, tables
 from bench.advisor.truth import MODES, outcomes
 from cswap.advisor import calibrate
-from cswap.advisor.advisor import Advisor
-from cswap.advisor.call_site import Site
-from cswap.codecs.tolerance import EXACT
-from cswap.config import SwapConfig
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.writing import write
 from cswap.experiments.options import N_THREADS, writable_file
@@ -89,7 +84,6 @@ def measure(*, quick: bool) -> dict[str, Any]:
         "prediction": prediction.summary(errors),
         "prediction_by_model": errors,
         "training": training,
-        "decision_us": decision_us(recording),
     }
 
 
@@ -117,23 +111,3 @@ def _row(recording: Recording, cell: Cell, mode: str) -> dict[str, Any]:
         "cswap_plus_s": cost(cell.by_the_paper()),
         "raw_s": cost(["raw"] * len(options)),
     }
-
-
-def decision_us(recording: Recording, *, steps: int = 200) -> float:
-    """Microseconds per tensor of deciding and of taking note of the outcome, samples included."""
-    advisor = Advisor(SwapConfig(), None)
-
-    def step() -> None:
-        advisor.begin_step(0.0)
-        for i, saved in enumerate(recording.tensors):
-            advice = advisor.choose(saved.x, Site(), i, tolerance=EXACT, may_keep=True)
-            if advice.codec is not None:
-                advice.note_encoded(advice.codec.name, saved.x.nbytes, saved.x.nbytes // 2)
-                advice.note_round_trip(advice.codec.name, 1e-3)
-
-    for _ in range(20):
-        step()
-    start = time.perf_counter()
-    for _ in range(steps):
-        step()
-    return 1e6 * (time.perf_counter() - start) / (steps * len(recording.tensors))

@@ -60,7 +60,6 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
             peak = f"{found['peak_bytes'] / 2**20:.1f}"
             table.add_row(model, codec, *times, peak, f"{found['step_ms']:.1f}")
     yield table
-    yield Table(title=f"Deciding: {result['decision_us']:.1f} us per tensor")
 
 
 def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:

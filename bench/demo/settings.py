@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cswap.errors import ConfigError
-from cswap.experiments.options import writable_folder
+from cswap.experiments.options import names, writable_folder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -54,7 +54,7 @@ class DemoSettings:
             ConfigError: an unknown or missing name, a number out of range, or a folder that
                 cannot be written.
         """
-        chosen_modes = _names("--modes", modes, MODES)
+        chosen_modes = _in_order("--modes", modes, MODES)
         if "off" not in chosen_modes:
             raise ConfigError(
                 f"--modes {modes!r}: 'off' is missing; the others are compared with it. Add it."
@@ -65,7 +65,7 @@ class DemoSettings:
             raise ConfigError(f"--seed {seed}: must not be negative.")
         return cls(
             out=writable_folder(out),
-            models=_names("--models", models, MODELS),
+            models=_in_order("--models", models, MODELS),
             modes=chosen_modes,
             n_steps=STEPS if steps is None and not quick else steps,
             seed=seed,
@@ -73,12 +73,6 @@ class DemoSettings:
         )
 
 
-def _names(option: str, given: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    asked = {name.strip() for name in given.split(",") if name.strip()}
-    unknown = sorted(asked.difference(allowed))
-    if unknown or not asked:
-        raise ConfigError(
-            f"{option} {given!r}: {', '.join(unknown) or 'nothing'} is not one of "
-            f"{', '.join(allowed)}."
-        )
-    return tuple(name for name in allowed if name in asked)
+def _in_order(option: str, given: str, known: Sequence[str]) -> tuple[str, ...]:
+    asked = names(option, given, known)
+    return tuple(name for name in known if name in asked)

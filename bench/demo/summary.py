@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from statistics import median, quantiles
+from statistics import median
 from typing import TYPE_CHECKING, Any
+
+from bench.workloads.turns import of_like_steps
 
 if TYPE_CHECKING:
     from bench.workloads.lockstep import Lockstep, Log, Replica
@@ -88,17 +90,19 @@ def _row(model: str, replica: Replica, off: Log) -> Row:
     peak, off_peak = _peak_saved(log), _peak_saved(off)
     held, off_held = _held(log), _held(off)
     stats = log.cswap["stats"] if log.cswap else {}
-    pairs = list(zip(log.step_s, off.step_s, strict=False))
-    relative = [mine / its for mine, its in pairs[min(N_SETTLING_TIMES, len(pairs) - 1) :]]
+    n = min(len(log.step_s), len(off.step_s))  # an interrupted round has not all of its steps
+    counted = slice(max(0, min(N_SETTLING_TIMES, n - 1)), n)
+    relative, quartiles = (
+        of_like_steps(log.step_s[counted], off.step_s[counted]) if n else (None, None)
+    )
     last = log.validations[-1] if log.validations else None
     heap = log.memories[-1] if log.memories else None
-    cuts = quantiles(relative, n=4) if len(relative) > 1 else None
     return Row(
         model=model,
         mode=replica.mode,
         peak_saved_bytes=peak,
         ratio=_ratio(log, off),
-        step_time_rel=median(relative) if relative else None,
+        step_time_rel=relative,
         final_loss=last.loss if last else None,
         accuracy=last.accuracy if last else None,
         bit_equal=all(log.same_bits) if log.same_bits else None,
@@ -110,7 +114,7 @@ def _row(model: str, replica: Replica, off: Log) -> Row:
         fallbacks=int(stats.get("fallbacks", 0)),
         n_steps=len(log.same_bits),
         step_ms=median(log.step_s) * 1e3 if log.step_s else None,
-        step_time_rel_quartiles=(cuts[0], cuts[2]) if cuts else None,
+        step_time_rel_quartiles=quartiles,
         train_loss=log.losses[-1] if log.losses else None,
         heap_peak_bytes=heap.heap.peak if heap and heap.heap.nbytes else None,
         heap_after_forward_bytes=heap.heap_after_forward if heap else None,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import statistics
 import time
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
@@ -14,7 +13,8 @@ import torch
 import cswap
 from bench.fit.models import WithLoss
 from bench.workloads import modes
-from bench.workloads.turns import turns
+from bench.workloads.lockstep import same_bits
+from bench.workloads.turns import of_like_steps, turns
 from cswap.errors import GoalError
 from cswap.experiments.meters.saved_bytes import HeapSampler, SavedBytes, heap_bytes
 from cswap.experiments.workloads.tasks import make_task
@@ -137,7 +137,7 @@ class Contender:
     def compare(self, off: Contender) -> None:
         """Note whether all gradients have the bits of off's."""
         pairs = zip(self.model.parameters(), off.model.parameters(), strict=True)
-        self.same_bits.append(all(_same_bits(mine.grad, its.grad) for mine, its in pairs))
+        self.same_bits.append(all(same_bits(mine.grad, its.grad) for mine, its in pairs))
 
     def close(self) -> None:
         """Take cswap off."""
@@ -148,12 +148,6 @@ class Contender:
         self.optimizer.zero_grad()
         torch.manual_seed(step)
         self.model(*batch).backward()
-
-
-def _same_bits(mine: torch.Tensor | None, its: torch.Tensor | None) -> bool:
-    if mine is None or its is None:
-        return mine is its
-    return torch.equal(mine.view(torch.int32), its.view(torch.int32))
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,8 +261,7 @@ def _row(
         )
     step = SETTLING + len(one.step_s)
     peak = sizes.resident_bytes + max(one.peak_saved(step + i) for i in range(3))
-    quotients = _quotients(one, off)
-    cuts = statistics.quantiles(quotients, n=4)
+    time_of_off, spread = of_like_steps(one.step_s, off.step_s)
     n = None if share is None else blocks[share]
     goal = None if one.handle is None else one.handle.goal
     return Row(
@@ -280,16 +273,12 @@ def _row(
         held=None if goal_bytes is None else peak <= goal_bytes,
         predicted_bytes=None if goal is None else goal.predicted_bytes,
         heap_bytes=one.heap_growth(step),
-        time_of_off=statistics.median(quotients),
-        time_of_off_spread=(cuts[0], cuts[2]),
+        time_of_off=time_of_off,
+        time_of_off_spread=spread,
         predicted_time_of_off=None if goal is None else goal.predicted_slowdown,
         bit_equal=all(one.same_bits),
         how=_how(one, n if method == CHECKPOINT else None),
     )
-
-
-def _quotients(one: Contender, off: Contender) -> list[float]:
-    return [mine / its for mine, its in zip(one.step_s, off.step_s, strict=True)]
 
 
 def _how(one: Contender, n_blocks: int | None) -> str:

@@ -54,9 +54,6 @@ def main(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Result file (JSON).")] = None,
     quick: Annotated[bool, typer.Option("--quick", help="Small models, a few steps.")] = False,
-    sites: Annotated[
-        int, typer.Option(help="Say per workload which tensors stay, so many of the largest.")
-    ] = 0,
     again: Again = False,
 ) -> None:
     """Train models of transformers, timm, PyG, diffusers and PEFT in every way.
@@ -83,8 +80,7 @@ def main(
     rows = partial.rows_of_parts(parts, n_steps, console)
     document = partial.finish(rows=rows)
     terminal.show(report.table(document), drop=report.DROPPED, console=console)
-    for line in (report.summary(document), *report.sites(document, sites)):
-        console.print(literal(line), soft_wrap=True)
+    console.print(literal(report.summary(document)), soft_wrap=True)
     console.print(literal(f"Written: {out}"), soft_wrap=True)
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import gc
-import random
 import statistics
 import time
 from contextlib import nullcontext
@@ -24,6 +23,7 @@ import torch
 import cswap
 from bench.workloads.lockstep import same_bits
 from bench.workloads.modes import PINS, scratch_bytes, settle
+from bench.workloads.turns import of_like_steps, turns
 from cswap.experiments.meters.saved_bytes import HeapSampler, heap_bytes
 
 if TYPE_CHECKING:
@@ -99,7 +99,6 @@ class Row:
         kept_bytes: of tensors that cswap left, by reason, in one step.
         gained_of_saved: share of saved bytes, parameters left out, that cswap took off, by
             its own count.
-        sites: cswap's choices, those with the most bytes first.
         failure: why there are no figures, or None.
     """
 
@@ -119,7 +118,6 @@ class Row:
     encoded_bytes: int | None = None
     kept_bytes: dict[str, int] = field(default_factory=dict)
     gained_of_saved: float | None = None
-    sites: list[dict[str, Any]] = field(default_factory=list)
     failure: str | None = None
 
 
@@ -262,7 +260,7 @@ def measure(
             number += 1
             batch = replicas[0].batch(number)
             # A step's time depends on whose step was before it: on caches, and on free memory.
-            for replica in random.Random(number).sample(replicas, len(replicas)):
+            for replica in turns(replicas, number):
                 replica.step(number, batch)
             for replica in replicas:
                 replica.compare(replicas[0])
@@ -301,9 +299,8 @@ def _same(mine: list[Tensor | None], its: list[Tensor | None]) -> bool:
 
 
 def _row(name: str, replica: Replica, plain: Replica, repeats: bool) -> Row:
-    pairs = zip(replica.step_s[N_SETTLING:], plain.step_s[N_SETTLING:], strict=True)
-    quotients = [mine / its for mine, its in pairs]
-    cuts = statistics.quantiles(quotients, n=4) if len(quotients) > 1 else None
+    mine_s = replica.step_s[N_SETTLING:]
+    time_of_plain, spread = of_like_steps(mine_s, plain.step_s[N_SETTLING:])
     held, of = _median(replica.held), _median(plain.held)
     peak, peak_of = _median(replica.peaks), _median(plain.peaks)
     return Row(
@@ -314,10 +311,10 @@ def _row(name: str, replica: Replica, plain: Replica, repeats: bool) -> Row:
         peak_bytes=peak,
         peak_of_plain=peak / peak_of if peak is not None and peak_of else None,
         left_bytes=_median(replica.left),
-        n_steps=len(quotients),
-        step_s=statistics.median(replica.step_s[N_SETTLING:]),
-        time_of_plain=statistics.median(quotients),
-        time_of_plain_spread=(cuts[0], cuts[2]) if cuts else None,
+        n_steps=len(mine_s),
+        step_s=statistics.median(mine_s),
+        time_of_plain=time_of_plain,
+        time_of_plain_spread=spread,
         bit_equal=all(replica.same) if repeats else None,
         **_of_one_step(replica),
     )
@@ -347,23 +344,4 @@ def _of_one_step(replica: Replica) -> dict[str, Any]:
         "encoded_bytes": encoded,
         "kept_bytes": {reason: nbytes for reason, nbytes in kept.items() if nbytes},
         "gained_of_saved": (raw - encoded) / saved if saved else None,
-        "sites": _sites(replica.handle),
     }
-
-
-def _sites(handle: InstallHandle) -> list[dict[str, Any]]:
-    found = [
-        {
-            "position": e.position,
-            "scope": e.site.scope,
-            "module": e.site.kind,
-            "producer": e.site.producer,
-            "nbytes": e.profile.nbytes if e.profile else 0,
-            "zeros": e.profile.zero_fraction if e.profile else None,
-            "codec": e.codec,
-            "ratio": next((m.ratio for m in e.measured if m.codec == e.codec), None),
-            "reason": e.reason,
-        }
-        for e in handle.engine.explain()
-    ]
-    return sorted(found, key=lambda site: -int(str(site["nbytes"])))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.drawing.steps import MIB, UNKNOWN, grouped_table, mib
+from bench.drawing.steps import UNKNOWN, grouped_table, mib
 from bench.frameworks.measure import PLAIN, WAYS
 
 if TYPE_CHECKING:
@@ -85,20 +85,3 @@ def summary(document: dict[str, Any]) -> str:
         f"workloads: {names}. Of these, {len(short)} take at most {LONGEST:.2f} of plain's time: "
         f"{', '.join(short) or 'none'}."
     )
-
-
-def sites(document: dict[str, Any], most: int) -> Iterator[str]:
-    """Per workload: which tensors stay whole under the line without options, the largest first."""
-    line = next(way for way in WAYS if way != PLAIN)
-    for row in document["rows"]:
-        if row["way"] != line or row["failure"] is not None:
-            continue
-        whole = [s for s in row["sites"] if (s["ratio"] or 1.0) < 1 / WANTED][:most]
-        for site in whole:
-            yield (
-                f"{row['workload']}: {site['nbytes'] / MIB:.1f} MiB, {site['module']} "
-                f"{site['scope']}, made by {site['producer'] or 'a leaf'}: {site['codec']} "
-                f"({site['reason']})"
-            )
-        for reason, nbytes in sorted(row["kept_bytes"].items(), key=lambda item: -item[1]):
-            yield f"{row['workload']}: {nbytes / MIB:.1f} MiB kept: {reason}"

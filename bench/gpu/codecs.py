@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 import torch
 
-from bench.gpu import samples, shapes
+from bench.gpu import samples
 from bench.gpu.contenders import Contender, PeerContender
 from bench.gpu.peers import PEERS, beside
 from cswap.codecs.nvcomp_library import missing as missing_nvcomp
@@ -19,13 +18,11 @@ from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from contextlib import AbstractContextManager
 
     from bench.gpu.meter import Meter
     from bench.gpu.report import Report
     from bench.gpu.samples import Sample
     from cswap.codecs.base import Codec
-    from cswap.codecs.launcher import LaunchShape
     from cswap.experiments.meters.timing import Timing
 
 MIB: Final = 1 << 20
@@ -36,7 +33,7 @@ SWEPT: Final = (
     ("fp8", samples.DENSE),
     ("expk", samples.DENSE_HALF),
 )
-"""Measured first, and over sizes and launch shapes, too."""
+"""Measured first, and over sizes, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,18 +44,16 @@ class Plan:
         sets: data sets for every codec that takes them.
         nbytes: of each.
         sweep: sizes in bytes for SWEPT.
-        shapes: launch shapes for SWEPT.
         within_s: time for one measurement.
     """
 
     sets: tuple[Sample, ...] = samples.ALL
     nbytes: int = 256 * MIB
     sweep: tuple[int, ...] = tuple(MIB << i for i in range(11))
-    shapes: tuple[LaunchShape, ...] = shapes.SWEPT
     within_s: float = 0.5
 
 
-FIRST: Final = Plan(sets=(), sweep=(256 * MIB,), shapes=())
+FIRST: Final = Plan(sets=(), sweep=(256 * MIB,))
 """The measurements of `Plan` that are worth most."""
 
 
@@ -83,8 +78,6 @@ class Row:
         decode_launch_us: likewise.
         first_call_s: of encode and decode; holds compiling or loading kernels.
         relative_rms_error: of the decoded tensor; 0 if lossless.
-        threads: per block of its kernels, where that is not the default.
-        blocks_per_sm: of its kernels, where that is not the default.
     """
 
     data: str
@@ -103,8 +96,6 @@ class Row:
     decode_launch_us: float
     first_call_s: float
     relative_rms_error: float
-    threads: int | None = None
-    blocks_per_sm: int | None = None
 
 
 def usable(device: torch.device, dtype: torch.dtype) -> list[Codec]:
@@ -121,7 +112,7 @@ def usable(device: torch.device, dtype: torch.dtype) -> list[Codec]:
 
 
 def run(meter: Meter, report: Report, plan: Plan) -> None:
-    """Measure some codecs over sizes and launch shapes, then every codec on every data set."""
+    """Measure some codecs over sizes, then every codec on every data set."""
     for peer in PEERS.values():
         if why := peer.missing():
             report.refuse(peer.name, why)
@@ -130,8 +121,6 @@ def run(meter: Meter, report: Report, plan: Plan) -> None:
     for name, sample in SWEPT:
         for nbytes in plan.sweep:
             _measure_all([name], sample, nbytes, meter, report, plan)
-        for shape in plan.shapes:
-            _measure_all([name], sample, plan.nbytes, meter, report, plan, shape)
     for sample in plan.sets:
         codecs = [codec.name for codec in usable(meter.device, sample.dtype)]
         _measure_all(codecs, sample, plan.nbytes, meter, report, plan)
@@ -144,21 +133,17 @@ def _measure_all(
     meter: Meter,
     report: Report,
     plan: Plan,
-    shape: LaunchShape | None = None,
 ) -> None:
     data = f"{samples.size(nbytes)} of {sample}"
-    where = data
-    if shape is not None:
-        where += f", {shape.threads} threads, {shape.blocks_per_sm} blocks per SM"
-    if shape is None and nbytes == plan.nbytes:
+    if nbytes == plan.nbytes:
         names = [*names, *beside(names, sample.dtype)]
     # In every run: a share of the copy's rate holds for rates of one run.
     start = cache(partial(_start, sample, nbytes, meter, plan.within_s))
-    wanted = {f"{name} on {where}": name for name in names}
+    wanted = {f"{name} on {data}": name for name in names}
     if report.missing(wanted):
         report.measure(f"copy of {data}", lambda: [start().copy], _line)
     for what, name in wanted.items():
-        make = partial(_measure, name, start, meter, plan.within_s, shape)
+        make = partial(_measure, name, start, meter, plan.within_s)
         report.measure(what, make, _line)
     start.cache_clear()
     meter.isolate()
@@ -199,24 +184,16 @@ def _measure(
     start: Callable[[], Start],
     meter: Meter,
     within_s: float,
-    shape: LaunchShape | None,
 ) -> list[Row]:
     x = start().x
-    launched: AbstractContextManager[None] = nullcontext()
-    if shape is not None:
-        launched = shapes.launch_shape(get_codec(name), x.dtype, shape)
-    with launched:
-        contender = _contender(name, x, meter)
-        encode = meter.time_s(contender.encode, within_s=within_s)
-        contender.settle()
-        decode = meter.time_s(contender.decode, within_s=within_s)
-        launch_us = meter.launch_us(contender.encode), meter.launch_us(contender.decode)
-        contender.settle()
+    contender = _contender(name, x, meter)
+    encode = meter.time_s(contender.encode, within_s=within_s)
+    contender.settle()
+    decode = meter.time_s(contender.decode, within_s=within_s)
+    launch_us = meter.launch_us(contender.encode), meter.launch_us(contender.decode)
+    contender.settle()
     copy = start().copy.encode
-    row = _row(start().sample, x, name, encode, decode, copy, launch_us, contender)
-    if shape is None:
-        return [row]
-    return [replace(row, threads=shape.threads, blocks_per_sm=shape.blocks_per_sm)]
+    return [_row(start().sample, x, name, encode, decode, copy, launch_us, contender)]
 
 
 def _contender(name: str, x: torch.Tensor, meter: Meter) -> Contender | PeerContender:

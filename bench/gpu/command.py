@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 import torch
 import typer
 
-from bench.gpu import build, codecs, link, pictures, swap, tables, targets, trace, training
+from bench.gpu import build, codecs, link, swap, tables, targets, trace, training
 from bench.gpu.archive import ARCHIVE, pack, unpack
 from bench.gpu.meter import CudaMeter, Meter
 from bench.gpu.report import (
@@ -80,7 +80,7 @@ def main(
         typer.Option(help="Of build: also write its seconds, size and machine to this JSON file."),
     ] = None,
 ) -> None:
-    """Measure codecs, link, swaps and training on a CUDA device; JSON and PNG for each.
+    """Measure codecs, link, swaps and training on a CUDA device; JSON for each.
 
     The most valuable measurements come first. The same command continues after an interruption.
     """
@@ -148,8 +148,6 @@ def measure(
         code = 1
     for report in reports:
         print(tables.markdown(report.document), flush=True)
-        picture = pictures.draw(report.document, folder / f"{report.part}.png")
-        print(f"picture: {picture or 'none, matplotlib is not installed'}", flush=True)
     rows = {report.part: report.document["rows"] for report in reports}
     print("\n".join(targets.lines(rows)), flush=True)
     pack(folder, archive)

@@ -32,7 +32,7 @@ def _codecs(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
         [
             f"{r['data']} {r['dtype']}",
             f"{r['nbytes'] / MIB:g}",
-            _with_shape(r),
+            r["codec"],
             f"{r['ratio']:.2f}",
             f"{r['encode_gb_per_s']:.0f}",
             f"{r['encode_of_copy']:.2f}",
@@ -43,12 +43,6 @@ def _codecs(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]
         ]
         for r in rows
     ]
-
-
-def _with_shape(row: dict[str, Any]) -> str:
-    if row["threads"] is None:
-        return str(row["codec"])
-    return f"{row['codec']} ({row['threads']} threads, {row['blocks_per_sm']} per SM)"
 
 
 def _link(rows: Sequence[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:

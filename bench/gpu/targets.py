@@ -46,7 +46,6 @@ class Target:
 def _rate(
     codec: str, direction: str, data: str, dtype: str
 ) -> Callable[[list[dict[str, Any]]], float | None]:
-    # In the best launch shape: a tuner would take that.
     def find(rows: list[dict[str, Any]]) -> float | None:
         fitting = [r for r in rows if (r["codec"], r["data"], r["dtype"]) == (codec, data, dtype)]
         return max((r[f"{direction}_gb_per_s"] for r in fitting), default=None)

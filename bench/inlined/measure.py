@@ -12,7 +12,7 @@ import torch
 from torch.nn import functional
 
 import cswap
-from bench.workloads.turns import turns
+from bench.workloads.turns import of_like_steps, turns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -138,15 +138,14 @@ def measure(task: Task, n_steps: int, on_step: Callable[[], object]) -> list[dic
 
 def _row(model: str, replica: Replica, plain: Replica, error: float) -> Row:
     mine, its = (r.step_s[N_SETTLING:] for r in (replica, plain))
-    quotients = [a / b for a, b in zip(mine, its, strict=True)]
-    cuts = statistics.quantiles(quotients, n=4) if len(quotients) > 1 else quotients * 3
+    time_of_plain, spread = of_like_steps(mine, its)
     return Row(
         model=model,
         way=replica.way,
         saved_bytes=replica.saved,
         saved_of_plain=replica.saved / plain.saved,
         step_s=statistics.median(mine),
-        time_of_plain=statistics.median(quotients),
-        time_of_plain_spread=(cuts[0], cuts[2]),
+        time_of_plain=time_of_plain,
+        time_of_plain_spread=spread or (time_of_plain, time_of_plain),
         gradient_error=error,
     )

@@ -50,5 +50,4 @@ def forced_table() -> str:
         for codec, r in found.items()
     ]
     headings = ["model, codec", "cost of a step, ms", "codecs, ms", "hooks, ms", "peak, MiB"]
-    decided = f"Deciding took {data['decision_us']:.1f} us per tensor, samples included. "
-    return as_markdown(headings, rows) + "\n\n" + decided + where(data, "advisor.json")
+    return as_markdown(headings, rows) + "\n\n" + where(data, "advisor.json")

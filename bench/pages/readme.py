@@ -6,14 +6,13 @@ A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a stale one fai
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 import typer
 
 from bench.drawing.steps import MIB, UNKNOWN
 from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
-from bench.overhead import hook_costs
 from bench.pages import decision_tables, gpu_tables, step_tables, twin_tables
 from bench.pages.folding import folded
 from bench.pages.versions import versions_table
@@ -73,24 +72,6 @@ def _pictures(*names: str) -> str:
     return links or "No pictures have been drawn yet."
 
 
-def overhead_table() -> str:
-    """The cost of the hooks."""
-    data = _load("overhead.json")
-    rows = [[name, f"{us:.1f}"] for name, us in data["microseconds"].items()]
-    return _markdown(["pack + unpack of", "us"], rows) + "\n\n" + _where(data, "overhead.json")
-
-
-def hooks_table() -> str:
-    """The whole cost of hooks, cswap's and others'."""
-    data = _load("overhead.json")
-    if "rows" not in data:
-        return "Not in `bench/results/cpu/overhead.json` yet: `python -m bench overhead` adds it."
-    rows = [hook_costs.figures(row) for row in data["rows"]]
-    headings = ["hooks", "tensor", "us", "20 % ... 80 %"]
-    notes = f"{hook_costs.NOTE} {_where(data, 'overhead.json')}"
-    return f"{_markdown(headings, rows)}\n\n{notes}"
-
-
 def schedule_table() -> str:
     """Rates of ZFP that change in the course of training."""
     data = _load("accuracy/schedule.json")
@@ -112,32 +93,6 @@ def schedule_table() -> str:
     headings += ["against sliding down (90 % CI)", "verdict", "accuracy %"]
     margin = f"Margin: {data['settings']['margin']} nats."
     return f"{_markdown(headings, rows)}\n\n{margin} {_where(data, 'accuracy/schedule.json')}"
-
-
-def plans_table() -> str:
-    """Policies on models, machines and budgets, simulated."""
-    data = _load("plans.json")
-    policies = data["policies"]
-    rows = [
-        [
-            f"{c['model']}, batch {c['batch']}",
-            c["hardware"],
-            f"{c['budget_bytes'] / 2**30:.1f} GiB",
-            *(_of_ideal(c, p) for p in policies),
-        ]
-        for c in data["cells"]
-    ]
-    return (
-        _markdown(["model", "machine", "budget", *policies], rows)
-        + "\n\n"
-        + _where(data, "plans.json")
-    )
-
-
-def _of_ideal(cell: dict[str, Any], policy: str) -> str:
-    if not (share := cell["of_ideal"].get(policy)):
-        return "-"
-    return f"{share:.1%}" + "*" * (policy in cell.get("simulated_only", ()))
 
 
 def papers_table() -> str:
@@ -185,7 +140,6 @@ TABLES: Final = {
     "paper networks": paper_networks_table,
     "results": results_table,
     "versions": versions_table,
-    "plans": plans_table,
     "advisor": decision_tables.advisor_table,
     "prediction": decision_tables.prediction_table,
     "forced": decision_tables.forced_table,
@@ -193,13 +147,10 @@ TABLES: Final = {
     "transformer": step_tables.transformer_table,
     "codec pictures": codec_pictures,
     "sparsity pictures": sparsity_pictures,
-    "overhead": overhead_table,
-    "hooks": hooks_table,
     "swap": step_tables.swap_table,
     "workloads": step_tables.workloads_table,
     "fit": step_tables.fit_table,
     "inlined": step_tables.inlined_table,
-    "alone": step_tables.alone_table,
     "schedule": schedule_table,
 }
 

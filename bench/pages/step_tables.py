@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
-from bench.alone import report as alone_report
 from bench.drawing.steps import MIB
 from bench.fit import report as fit_report
 from bench.frameworks import report as frameworks_report
@@ -104,11 +103,6 @@ def swap_table() -> str:
 def fit_table() -> str:
     """Memory goals, held by cswap and by checkpointing."""
     return _reported("fit", fit_report, "step time over off's against the peak of memory")
-
-
-def alone_table() -> str:
-    """Ways to train, each alone in a process."""
-    return _reported("alone", alone_report)
 
 
 def inlined_table() -> str:

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from bench.papers import cswap, cswap_means, home, home_means, swapadvisor, time_model, tvdnn, vdnn
+from bench.papers import cswap, cswap_means, home, home_means, time_model, vdnn
 from bench.papers.report import draw, table
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.resumable import stored
@@ -28,8 +28,6 @@ SYSTEMS: Final = {
     "cswap": cswap.cells,
     "decisions": time_model.cells,
     "home": home.cells,
-    "swapadvisor": swapadvisor.cells,
-    "tvdnn": tvdnn.cells,
 }
 
 
@@ -95,4 +93,6 @@ def _in_order(cells: dict[str, Any]) -> dict[str, Any]:
 
 def _started(out: Path, where: dict[str, object]) -> dict[str, Any]:
     new = {"version": VERSION, "environment": where, "cells": {}, "means": []}
-    return {"kind": "papers", **(stored(out, {"cells": dict}, version=VERSION) or new)}
+    found = {"kind": "papers", **(stored(out, {"cells": dict}, version=VERSION) or new)}
+    kept = {key: rows for key, rows in found["cells"].items() if key.split()[0] in SYSTEMS}
+    return {**found, "cells": kept}

@@ -106,27 +106,6 @@ HOME_MOST: Final = {"none": 2.8, "capuchin": 1.3}
 HOME_SPEED: Final = {"vdnn-all": 5.7, "capuchin": 1.3}
 """HOME's throughput over theirs, "up to"."""
 
-SWAPADVISOR: Final = {
-    ("rnn", 128): (14.5, 0.53, 12.2),
-    ("rnn", 256): (14.7, 1.07, 11.2),
-    ("brnn", 64): (7.97, 0.64, 6.04),
-    ("brnn", 128): (10.9, 1.18, 8.81),
-    ("wresnet152", 16): (3.85, 2.90, 3.56),
-    ("wresnet152", 32): (4.07, 3.34, 3.85),
-    ("wresnet152", 64): (4.21, 3.49, 4.07),
-}
-"""SwapAdvisor, labels of figure 6: samples per second, ideal, on-demand swapping, SwapAdvisor."""
-
-SWAPADVISOR_GB: Final = {
-    "RNN-8-8K, batch 256": 118,
-    "BRNN-4-8K, batch 128": 99,
-    "WResNet-152-10, batch 64": 180,
-}
-"""Table 1: the memory that they need."""
-
-SWAPADVISOR_LEAST: Final = 53.0
-"""Smallest share of the ideal throughput, per cent: NasNet-25 at 12 times the GPU's memory."""
-
 DECISION_ACCURACY: Final = 93.5
 """CSwap+: per cent of decisions that the time model takes as measured times would."""
 

@@ -34,7 +34,7 @@ HEADINGS: Final = (
 )
 """Headings of the Markdown table."""
 
-ORDER: Final = ("vDNN", "CSwap+ means", "CSwap+", "HOME means", "HOME", "SwapAdvisor", "tvDNN")
+ORDER: Final = ("vDNN", "CSwap+ means", "CSwap+", "HOME means", "HOME")
 """Order of the systems in the table; means and maxima come before the networks."""
 
 OF_NETWORKS: Final = ("gain", "absolute")

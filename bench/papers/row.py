@@ -13,7 +13,6 @@ MEAN: Final = "mean"
 MAXIMUM: Final = "maximum"
 UP_TO: Final = "up to"
 BAR: Final = "bar, read off"
-CLAIM: Final = "claim without a figure"
 NONE: Final = "-"
 """Words for the kind of a published figure (`Row.published_is`)."""
 

@@ -89,7 +89,6 @@ def as_measured(
     activation: str = "relu",
     checkpoint: int = -1,
     *,
-    lossy: bool = False,
     file: Path = FILE,
 ) -> Trace:
     """The trace with the values that the committed runs measured.
@@ -99,7 +98,6 @@ def as_measured(
         model: model of the runs.
         activation: ``relu`` or ``leaky``; GPT-2's is ``own``.
         checkpoint: which; default: the last.
-        lossy: whether lossy codecs have ratios, too, and so may be planned.
         file: a file of `python -m bench sparsity`.
 
     Raises:
@@ -107,7 +105,7 @@ def as_measured(
     """
     run = _run(model, activation, file)
     names = {name for row in run["tensors"] for name in row["ratios"]}
-    codecs = names if lossy else {name for name in names if get_codec(name).lossless}
+    codecs = {name for name in names if get_codec(name).lossless}  # no plan loses anything here
     return with_values(trace, unpacked(run, checkpoint), codecs=codecs)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Final
@@ -12,6 +11,7 @@ import torch
 from bench.demo import summary as results
 from bench.workloads.lockstep import Lockstep, Replica
 from bench.workloads.methods import OFF, NotInstalledError
+from bench.workloads.turns import of_like_steps
 from cswap.experiments.meters.timing import Timing, timing_of
 
 if TYPE_CHECKING:
@@ -161,14 +161,12 @@ def _row(row: results.Row, run: Lockstep) -> Row:
 
 def _memcpy_row(run: Lockstep, copies: Copies) -> Row:
     off = next(replica.log.step_s for replica in run.replicas if replica.mode == OFF)
-    shares = [mine / its for mine, its in zip(copies.seconds, off, strict=True)]
-    counted = _counted(shares)
-    cuts = statistics.quantiles(counted, n=4) if len(counted) > 1 else None
+    time_of_off, spread = of_like_steps(_counted(copies.seconds), _counted(off))
     return Row(
         model=run.task.name,
         method=MEMCPY,
         step=timing_of(_counted(copies.seconds)),
-        time_of_off=statistics.median(counted),
-        time_of_off_spread=(cuts[0], cuts[2]) if cuts else None,
+        time_of_off=time_of_off,
+        time_of_off_spread=spread,
         moved_bytes=_moved_bytes(run),
     )

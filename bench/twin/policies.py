@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 RECOMPUTE: Final = ("home", "capuchin")
 """Policies whose papers compute single tensors again."""
 
-POLICIES: Final = tuple(p for p in planner.POLICIES if p not in planner.UNBOUNDED)
+POLICIES: Final = tuple(planner.POLICIES)
 
 PLANNED_MODELS: Final = ("gpt2-small", "resnet50")
 """Models that policies are compared on, unless others are named."""

@@ -227,8 +227,10 @@ class Replica:
         return sampler.curve, at_end_of_forward[0] - baseline_bytes
 
 
-def same_bits(mine: Tensor, its: Tensor) -> bool:
-    """Compare as integers: NaN equals itself, and 0.0 differs from -0.0."""
+def same_bits(mine: Tensor | None, its: Tensor | None) -> bool:
+    """Compare as integers: NaN equals itself, and 0.0 differs from -0.0. None equals None alone."""
+    if mine is None or its is None:
+        return mine is its
     return torch.equal(mine.view(torch.int32), its.view(torch.int32))
 
 

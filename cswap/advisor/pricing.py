@@ -8,11 +8,7 @@ from __future__ import annotations
 import difflib
 from typing import TYPE_CHECKING, Final, Protocol
 
-from cswap.advisor.cost import Candidate
 from cswap.advisor.cswap_plus_pricing import CswapPlusPricing
-from cswap.advisor.live_costs import KEEP
-from cswap.advisor.round_trip import round_trip
-from cswap.codecs.registry import get_codec
 from cswap.display import shown
 from cswap.errors import ConfigError
 
@@ -21,6 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from cswap.advisor.cost import Candidate
     from cswap.advisor.live_costs import LiveCosts
 
 
@@ -83,34 +80,10 @@ class Raw(_NoEpochs):
         return [quote for quote in quotes if quote.codec == "raw"]
 
 
-class Oracle(_NoEpochs):
-    """Measured costs: every candidate runs on every sampled tensor. Slow, for evaluation."""
-
-    reason = "lowest measured cost"
-    explores = False
-    per_epoch = False
-
-    def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, tolerance: int
-    ) -> Sequence[Candidate]:
-        """See `Pricing.price`."""
-        return [quote if quote.codec == KEEP else _measured(x, quote, costs) for quote in quotes]
-
-
-def _measured(x: torch.Tensor, quote: Candidate, costs: LiveCosts) -> Candidate:
-    codec = get_codec(quote.codec)
-    round_trip(codec, x[:64].clone(), repeat=1)  # compiles
-    nbytes, encode_s, decode_s = round_trip(codec, x)
-    device_s = encode_s + decode_s
-    cost_s = device_s + costs.price_s_per_byte * nbytes
-    return Candidate(quote.codec, x.nbytes / max(nbytes, 1), device_s, cost_s, nbytes)
-
-
 PRICINGS: Final[dict[str, type[Pricing]]] = {
     "auto": Auto,
     "cswap+": CswapPlusPricing,
     "raw": Raw,
-    "oracle": Oracle,
 }
 """Pricing rules by value of the option ``policy``."""
 

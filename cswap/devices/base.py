@@ -168,7 +168,7 @@ class Device(abc.ABC):
         """[sizes] uninitialised memory of the compute stream, for results.
 
         Made by ``torch.empty_strided``: with cold caches ``torch.empty`` takes longer, to find out
-        which of its overloads is meant (`python -m bench overhead`).
+        which of its overloads is meant.
 
         Args:
             sizes: of the tensor.

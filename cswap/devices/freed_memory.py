@@ -6,7 +6,7 @@ glibc gives the free end of its heap back to the system as soon as that is large
 the largest block that was freed. A training step frees its activations and takes as much again a
 moment later, page by page, each filled with zeros by the system. How many pages go depends on the
 order of the last blocks, and so on chance. Swapping frees and takes more often than a step without
-it, and may lose more by this (figures: docs/benchmarks.md, "Alone in a process").
+it, and may lose more by this.
 
 So glibc is told to keep its heap, until nothing is swapped any more. Then a process has at all
 times as much as it took at most. The first steps take more than later ones: codecs are tried, and

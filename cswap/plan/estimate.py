@@ -22,7 +22,6 @@ from torch.utils import _pytree as pytree
 from cswap.config import MIN_BYTES
 from cswap.errors import TraceError
 from cswap.plan.hardware import load_hardware
-from cswap.plan.simulator.reorder import updated_early
 from cswap.plan.tracing.assemble import assemble
 from cswap.plan.tracing.recorder import Recorder
 from cswap.plan.tracing.step import (
@@ -31,7 +30,6 @@ from cswap.plan.tracing.step import (
     gradients,
     resident_bytes,
     run_step,
-    storage_bytes,
 )
 
 if TYPE_CHECKING:
@@ -71,9 +69,6 @@ class EstimateOptions:
         swap_loss: whether tensors that the loss function saves get positions, too. They do under
             ``cswap.install()``, and they do not under ``cswap.install(model)``.
         launch_s: seconds added to every operator.
-        parameters: whether parameters are tensors of the trace instead of resident bytes, for
-            planners that may swap them. Their role is ``parameter``, and each is updated as soon as
-            its gradient is there. The optimizer's state stays resident.
         name: name of the trace; default: the model's class.
     """
 
@@ -83,7 +78,6 @@ class EstimateOptions:
     workspace: Workspace = "none"
     swap_loss: bool = False
     launch_s: float = LAUNCH_S
-    parameters: bool = False
     name: str = ""
 
     @staticmethod
@@ -143,9 +137,7 @@ def estimate(
         recorder = _record(fake_model, fake_inputs, loss, fake_targets, chosen)
         grad_bytes = sum(g.nbytes for g in gradients(fake_model))
         resident = resident_bytes(fake_model) + OPTIMIZERS[chosen.optimizer] * grad_bytes
-        if chosen.parameters:
-            resident -= storage_bytes(fake_model.parameters())
-    trace = assemble(
+    return assemble(
         recorder,
         [duration_s(operator, machine, chosen.launch_s) for operator in recorder.operators],
         resident_bytes=resident,
@@ -154,7 +146,6 @@ def estimate(
         source="estimated",
         hardware=machine.name,
     )
-    return updated_early(trace) if chosen.parameters else trace
 
 
 def _record(
@@ -165,9 +156,8 @@ def _record(
     chosen: EstimateOptions,
 ) -> Recorder:
     minimum = MIN_BYTES[chosen.device] if chosen.min_bytes is None else chosen.min_bytes
-    moving = list(model.named_parameters()) if chosen.parameters else []
-    owned = [*model.buffers(), *([] if moving else model.parameters())]
-    recorder = Recorder(owned, parameters=moving, min_bytes=minimum, workspace=chosen.workspace)
+    owned = [*model.buffers(), *model.parameters()]
+    recorder = Recorder(owned, min_bytes=minimum, workspace=chosen.workspace)
     try:
         with _OperatorsOf(chosen.device):
             run_step(recorder, model, inputs, loss, targets, swap_loss=chosen.swap_loss)
@@ -178,11 +168,6 @@ def _record(
         ) from error
     # An update reads parameter, gradient and state, and writes parameter and state.
     n_accesses = 3 + 2 * OPTIMIZERS[chosen.optimizer] if chosen.optimizer != "none" else 0
-    if moving:
-        for name, parameter in moving:
-            if (grad := parameter.grad) is not None and grad.layout is torch.strided:
-                recorder.add(f"{name}.update", [parameter, grad], n_accesses * grad.nbytes)
-        return recorder
     grads = gradients(model)
     recorder.add("optimizer", grads, n_accesses * sum(g.nbytes for g in grads))
     return recorder

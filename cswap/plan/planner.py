@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 POLICIES: Final[dict[str, str]] = {
     "none": "cswap.plan.policies.none",
-    "oracle": "cswap.plan.policies.oracle",
     "vdnn-all": "cswap.plan.policies.vdnn_all",
     "vdnn-conv": "cswap.plan.policies.vdnn_conv",
     "vdnn-dyn": "cswap.plan.policies.vdnn_dyn",
@@ -55,9 +54,6 @@ _CHECK: Final = Checks(ConfigError)
 
 _compiled = threading.Event()
 """Whether this process has run the simulator."""
-
-UNBOUNDED: Final = ("oracle",)
-"""Policies without a memory limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +82,7 @@ def available() -> list[str]:
     """Names in `POLICIES` whose packages are installed.
 
     >>> available()[:2]
-    ['none', 'oracle']
+    ['none', 'vdnn-all']
     """
     return [name for name in POLICIES if _installed(NEEDS.get(name, "cswap"))]
 
@@ -131,8 +127,7 @@ def plan(
     """
     problem = _problem(trace, hardware, budget, seed, time_limit, recompute, progress)
     made = _solve(problem, policy, stoppable=stoppable)
-    if policy not in UNBOUNDED:
-        _check(problem, policy, _judged(problem, policy, made))
+    _judged(problem, policy, made)
     return with_starts(problem, made)
 
 
@@ -187,8 +182,6 @@ def _row(problem: Problem, policy: str, *, stoppable: bool) -> Row:
     try:
         made = _solve(problem, policy, stoppable=stoppable)
         simulation = _judged(problem, policy, made)
-        if policy not in UNBOUNDED:
-            _check(problem, policy, simulation)
     except BudgetError as error:
         return Row(policy, None, None, time.monotonic() - compile_s() - began, math.inf, str(error))
     ideal_s = problem.simulator.compute_s
@@ -267,7 +260,7 @@ def _module(policy: str) -> Any:
 def _solve(problem: Problem, policy: str, *, stoppable: bool = True) -> Plan:
     """Make the policy's plan; raise at once if no plan at all fits the budget."""
     module = _module(policy)
-    if policy not in UNBOUNDED and not problem.hardware.unified:
+    if not problem.hardware.unified:
         smallest = smallest_feasible_budget(problem.trace, problem.hardware)
         if problem.budget_bytes < smallest:
             raise BudgetError(problem.budget_bytes, smallest, "no plan runs in this budget.")
@@ -277,13 +270,11 @@ def _solve(problem: Problem, policy: str, *, stoppable: bool = True) -> Plan:
 
 
 def _judged(problem: Problem, policy: str, made: Plan) -> Simulation:
-    budget = made.budget_bytes if policy in UNBOUNDED else problem.budget_bytes
-    return simulate(problem.trace, problem.hardware, made, budget)
-
-
-def _check(problem: Problem, policy: str, simulation: Simulation) -> None:
+    """The plan's simulation; raises if it does not fit the budget."""
+    simulation = simulate(problem.trace, problem.hardware, made, problem.budget_bytes)
     if not simulation.feasible:
         broken = "; ".join(simulation.violations)
         why = f"policy {policy!r} found no plan that runs in this budget ({broken})."
         smallest = smallest_feasible_budget(problem.trace, problem.hardware)
         raise BudgetError(problem.budget_bytes, smallest, why)
+    return simulation

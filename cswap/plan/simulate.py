@@ -15,11 +15,9 @@ from cswap.plan.simulator.simulator import (
     KEEP,
     RECOMPUTE,
     SWAP,
-    Record,
     RunResult,
     Simulator,
 )
-from cswap.plan.simulator.timeline import Timeline, from_record
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,7 +56,6 @@ class Simulation:
         link_bytes: bytes copied in both directions together.
         feasible: whether the device and host budgets hold all the time and no tensor is lost.
         violations: texts on the violated limits; empty if feasible.
-        timeline: the timeline of the step; None unless asked for.
     """
 
     step_s: float
@@ -70,7 +67,6 @@ class Simulation:
     link_bytes: int
     feasible: bool
     violations: tuple[str, ...] = ()
-    timeline: Timeline | None = None
 
 
 def simulate(
@@ -79,7 +75,6 @@ def simulate(
     plan: Plan,
     budget_bytes: int | None = None,
     *,
-    timeline: bool = False,
     drain: bool = False,
 ) -> Simulation:
     """Simulate a plan, with its sections and its order of operators.
@@ -89,7 +84,6 @@ def simulate(
         hardware: the machine.
         plan: a decision for each saved tensor; tensors without a decision are kept.
         budget_bytes: device memory for the whole step; None: all memory of the device.
-        timeline: whether to record a timeline.
         drain: as for `Simulator`.
 
     Raises:
@@ -100,8 +94,7 @@ def simulate(
     arrays = simulator.from_plan(plan)
     if any(d.section_bytes for d in plan.decisions.values()):
         simulator, arrays = _in_sections(simulator, plan, arrays, drain)
-    record = simulator.record(*arrays)
-    result, name = record.result, f"{trace.name} {plan.policy}".strip()
+    result = simulator.run(*arrays)
     return Simulation(
         step_s=result.step_s,
         compute_s=simulator.compute_s,
@@ -111,8 +104,7 @@ def simulate(
         host_peak_bytes=result.host_peak_bytes,
         link_bytes=result.link_bytes,
         feasible=result.feasible,
-        violations=tuple(_violations(simulator, record)),
-        timeline=from_record(simulator, record, name) if timeline else None,
+        violations=tuple(_violations(simulator, result)),
     )
 
 
@@ -150,10 +142,10 @@ def _in_sections(
     return simulator, (action, codec, np.where(early, free, prefetch).astype(np.int32))
 
 
-def _violations(simulator: Simulator, record: Record) -> list[str]:
-    result, flaws, texts = record.result, record.flaws, []
+def _violations(simulator: Simulator, result: RunResult) -> list[str]:
+    flaws, texts = result.flaws, []
     if flaws & state.OVER_DEVICE:
-        k = record.first_over
+        k = result.first_over
         operator = simulator.trace.operators[k].name if k >= 0 else ""
         texts.append(
             f"device memory: {result.peak_bytes} bytes of {simulator.budget_bytes}; first over "

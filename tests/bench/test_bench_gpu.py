@@ -6,10 +6,10 @@ The parts run here on a stand-in that measures the CPU, with tiny plans.
 from __future__ import annotations
 
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import cswap
 from bench.__main__ import app
+from cswap.codecs import gpu
 from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.codecs.registry import get_codec
 from cswap.errors import UnsupportedError
@@ -34,7 +35,6 @@ with pytest.MonkeyPatch.context() as patch:  # the root is not on the path that 
         codecs,
         contenders,
         link,
-        pictures,
         samples,
         shapes,
         swap,
@@ -250,7 +250,7 @@ def test_models_give_logits_for_every_target(task):
 
 def test_codecs_are_measured_one_by_one(tmp_path):
     report = report_of(tmp_path, "codecs")
-    plan = codecs.Plan((samples.RELU_85,), 64 * KIB, (8 * KIB, 64 * KIB), shapes.SWEPT[:1], 0.0)
+    plan = codecs.Plan((samples.RELU_85,), 64 * KIB, (8 * KIB, 64 * KIB), 0.0)
     codecs.run(HostMeter(), report, plan)
     document = finished(report)
     assert {s["what"] for s in document["skipped"]} <= {*PEERS, "nvCOMP"}
@@ -262,9 +262,7 @@ def test_codecs_are_measured_one_by_one(tmp_path):
     assert first["zvc"]["relative_rms_error"] == 0
     assert 0 < first["int8"]["relative_rms_error"] < 0.05
     sizes = [r["nbytes"] for r in rows if r["codec"] == "int8" and r["data"] == "normal"]
-    assert sizes == [8 * KIB, 64 * KIB, 64 * KIB]
-    assert [r["threads"] for r in rows if r["threads"]] == [shapes.SWEPT[0].threads] * 4
-    assert SHAPES == {}
+    assert sizes == [8 * KIB, 64 * KIB]
 
 
 def test_a_codec_that_fails_costs_nobody_elses_figures(tmp_path, monkeypatch):
@@ -273,7 +271,7 @@ def test_a_codec_that_fails_costs_nobody_elses_figures(tmp_path, monkeypatch):
 
     monkeypatch.setattr(get_codec("zvc"), "encode_flat", fail)
     report = report_of(tmp_path, "codecs")
-    codecs.run(HostMeter(), report, codecs.Plan((samples.RELU_85,), 8 * KIB, (), (), 0.0))
+    codecs.run(HostMeter(), report, codecs.Plan((samples.RELU_85,), 8 * KIB, (), 0.0))
     document = finished(report)
     names = {r["codec"] for r in document["rows"]}
     assert "csr" in names
@@ -304,14 +302,20 @@ def test_link_is_measured_over_sizes_and_kernels_are_not_where_there_are_none(tm
         assert row["gb_per_s"] == pytest.approx(moved / row["timing"]["median_s"] / 1e9)
 
 
-def test_launch_shapes_are_put_back():
-    codec, shape = get_codec("zvc"), LaunchShape(128, 2)
-    with shapes.launch_shape(codec, torch.float32, shape):
-        assert dict.fromkeys(("zvc-4-encode", "zvc-4-decode"), shape) == SHAPES
-    assert SHAPES == {}
+@pytest.mark.parametrize("tuned", [None, LaunchShape(128, 2)])
+def test_a_limit_of_blocks_is_taken_back(tuned, monkeypatch):
+    launcher = SimpleNamespace(_multiprocessors=132)
+    monkeypatch.setattr(gpu, "_launcher", lambda _index: launcher)
+    if tuned is not None:
+        monkeypatch.setitem(SHAPES, "zvc-4-encode", tuned)
+    before = dict(SHAPES)
+    with shapes.limited_blocks(get_codec("zvc"), torch.float32, torch.device("cuda", 0), 7):
+        assert {"zvc-4-encode": LaunchShape(blocks_per_sm=1)} == SHAPES
+        assert launcher._multiprocessors == 7
+    assert (before, launcher._multiprocessors) == (SHAPES, 132)
     with (
         pytest.raises(UnsupportedError, match="raw"),
-        shapes.launch_shape(get_codec("raw"), torch.float32, shape),
+        shapes.limited_blocks(get_codec("raw"), torch.float32, torch.device("cuda", 0), 7),
     ):
         pass
 
@@ -494,7 +498,7 @@ def test_another_failure_does_not_become_the_batch_of_later_runs(tmp_path):
     ]
 
 
-# ----------------------------------------------------- tables, pictures, targets
+# --------------------------------------------------------------- tables, targets
 
 
 @pytest.fixture(scope="module")
@@ -502,7 +506,7 @@ def results(tmp_path_factory):
     """Result files with figures made up, but for their form."""
     folder, meter = tmp_path_factory.mktemp("results"), HostMeter()
     report = report_of(folder, "codecs")
-    plan = codecs.Plan((samples.RELU_85,), 8 * KIB, (8 * KIB, 16 * KIB), shapes.SWEPT[:1], 0.0)
+    plan = codecs.Plan((samples.RELU_85,), 8 * KIB, (8 * KIB, 16 * KIB), 0.0)
     codecs.run(meter, report, plan)
     report.refuse("lz4", "made up")
     report.finish()
@@ -533,20 +537,6 @@ def test_tables_have_a_line_per_row(results, part):
     if part == "training":
         assert "OutOfMemoryError: made up" in lines[-1]
     assert tables.markdown({**document, "complete": False}).endswith("cut short.")
-
-
-@pytest.mark.parametrize(
-    "part",
-    ["link", *(pytest.param(p, marks=pytest.mark.slow) for p in ("codecs", "swap", "training"))],
-)
-def test_pictures_are_drawn_where_matplotlib_is_installed(results, part, tmp_path, monkeypatch):
-    pytest.importorskip("matplotlib")
-    path = tmp_path / f"{part}.png"
-    assert pictures.draw(results[part], path) == path
-    assert path.read_bytes()[:4] == b"\x89PNG"
-    assert pictures.draw({**results[part], "rows": []}, tmp_path / "none.png") is None
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert pictures.draw(results[part], tmp_path / "none.png") is None
 
 
 def test_targets_say_what_was_met_missed_and_not_measured():

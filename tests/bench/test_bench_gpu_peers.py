@@ -103,7 +103,7 @@ def test_compaction_keeps_negative_zeros_and_values_at_both_ends():
 def test_peers_are_measured_beside_their_codecs(tmp_path):
     report = Report(tmp_path, "codecs", METER, {"name": "made up"})
     nbytes = 8 << 10
-    plan = codecs.Plan((), nbytes, (nbytes,), (), 0.0)
+    plan = codecs.Plan((), nbytes, (nbytes,), 0.0)
     codecs.run(METER, report, plan)
     rows = {r["codec"]: r for r in report.document["rows"] if r["dtype"] == "float32"}
     assert {"zvc", "cupy compaction", "int8", "torchao int8", "fp8", "torchao fp8"} <= set(rows)
@@ -114,7 +114,7 @@ def test_peers_are_measured_beside_their_codecs(tmp_path):
 def test_a_peer_that_is_not_installed_is_taken_down_with_the_reason(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, "find_spec", lambda _package: None)
     report = Report(tmp_path, "codecs", METER, {"name": "made up"})
-    codecs.run(METER, report, codecs.Plan((), 8 << 10, (8 << 10,), (), 0.0))
+    codecs.run(METER, report, codecs.Plan((), 8 << 10, (8 << 10,), 0.0))
     skipped = {s["what"]: s["why"] for s in report.document["skipped"]}
     assert skipped["cupyx csr_matrix"] == "cupyx is not installed"
     assert skipped["torchao fp8"] == "torchao is not installed"

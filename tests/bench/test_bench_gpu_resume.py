@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("typer")
 
-from bench.gpu import codecs, command, link, pictures, swap, tables, targets, training
+from bench.gpu import codecs, command, link, swap, tables, targets, training
 from bench.gpu.archive import pack, unpack
 from bench.gpu.report import BrokenDeviceError, Deadline, OutOfTimeError, Report
 from bench.workloads.methods import ORACLE
@@ -196,7 +196,6 @@ def test_the_most_valuable_measurements_of_all_parts_come_first(tmp_path, monkey
     parts = ["codecs", "link", "swap", "training"]
     with monkeypatch.context() as patch:
         patch.setattr(tables, "markdown", lambda _: "")
-        patch.setattr(pictures, "draw", lambda *_: None)
         patch.setattr(targets, "lines", lambda _: [])
         code = command.measure(METER, GPU, tmp_path, archive, parts, Deadline(None))
     assert code == 0
@@ -217,7 +216,6 @@ def test_the_most_valuable_measurements_can_be_all(tmp_path, monkeypatch, only_f
 
     monkeypatch.setattr(swap, "run", run)
     monkeypatch.setattr(tables, "markdown", lambda _: "")
-    monkeypatch.setattr(pictures, "draw", lambda *_: None)
     monkeypatch.setattr(targets, "lines", lambda _: [])
     archive = tmp_path / "results.zip"
     for _ in range(2):

@@ -20,7 +20,7 @@ pytest.importorskip("sklearn")  # the accuracy report's module imports scipy wit
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from cswap.experiments.files.kinds import KINDS, at, kind_of, load, rows_of
+from cswap.experiments.files.kinds import ResultFileError, kind_of, load
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 COMMITTED = sorted(RESULTS.rglob("*.json"))
@@ -49,33 +49,32 @@ def test_committed_results_say_their_version_and_where_they_were_made(path):
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=name_of)
-def test_committed_results_have_rows_with_names_and_figures(path):
+def test_committed_results_name_the_kind_that_their_command_makes(path):
     document = load(path)
     kind = kind_of(document, path)
     command = document["environment"]["command"]
-    words = {kind.name.split()[0], kind.name.split()[-1]}  # "accuracy schedule" has its own command
+    words = {kind.split()[0], kind.split()[-1]}  # "accuracy schedule" has its own command
     assert any(command.startswith(f"python -m bench {word}") for word in words)
-    rows = rows_of(kind, document)
-    assert rows
-    for key, row in rows.items():
-        assert key
-        figures = [at(row, measure.path) for measure in kind.measures]
-        failed = row.get("failure") or (kind.name == "overhead" and row.get("why"))
-        infeasible = kind.name == "plans" and row["of_ideal"] is None
-        # A paper's figure that we have none beside says why.
-        infeasible |= kind.name == "papers" and row["ours"] is None and bool(row["why"])
-        infeasible |= kind.name == "fit" and row["how"] == "cannot be reached"
-        assert failed or infeasible or any(figure is not None for figure in figures), key
 
 
-def test_kinds_are_told_apart():
-    assert len({kind.name for kind in KINDS}) == len(KINDS)
-    for path in COMMITTED:
-        document = load(path)
-        kind = kind_of(document, path)
-        if kind.marks:  # the others' documents have named their kind from the beginning
-            document.pop("kind", None)  # by its keys alone
-            assert kind_of(document, path) is kind
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must be a JSON object"),
+        ("{}", "has no 'environment'"),
+        ('{"environment": {}}', "no known kind (it names none)"),
+        ('{"environment": {}, "kind": "nonsense"}', "no known kind ('nonsense')"),
+        ('{"environment": {}, "kind": ["swap"]}', "no known kind"),
+    ],
+)
+def test_what_is_no_result_file_says_why(content, said, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(ResultFileError) as caught:
+        kind_of(load(path), path)
+    assert said in str(caught.value)
+    assert str(path) in str(caught.value)
 
 
 class Page(HTMLParser):

@@ -1,4 +1,4 @@
-"""`python -m bench swap` and `overhead`: every way is compared, and what cannot run says why."""
+"""`python -m bench swap`: every way is compared, and what cannot run says why."""
 
 from __future__ import annotations
 
@@ -197,11 +197,6 @@ def test_peers_are_used_where_they_are_installed(monkeypatch):
     for method in METHODS:
         if method.name in PEERS:
             assert isinstance(method.around(False), Offload)
-    from bench.overhead import hook_costs
-
-    hooks, missing = hook_costs._hooks()
-    assert set(PEERS) < set(hooks)
-    assert not missing
 
 
 def test_a_peer_says_whether_it_or_something_of_its_own_is_missing():
@@ -223,40 +218,3 @@ def test_methods_change_a_model_as_they_say():
         if handle is not None:
             handle.remove()
     assert isinstance(model, nn.Module)
-
-
-@pytest.mark.slow
-def test_overhead_measures_peers_beside_cswap(tmp_path, monkeypatch):
-    from bench.overhead import command as overhead
-    from bench.overhead import hook_costs, in_models
-
-    monkeypatch.setattr(overhead, "N_THREADS", 1)
-    monkeypatch.setattr(in_models, "LAYERS", 1)
-    monkeypatch.setattr(overhead, "REPEATS", 10)
-    monkeypatch.setattr(hook_costs, "TENSORS", {"64 B": (16, 8), "1 MiB": (2**18, 4)})
-    out = tmp_path / "overhead.json"
-    result = CliRunner().invoke(app, ["overhead", "--quick", "--out", str(out)])
-    assert result.exit_code == 0, result.output
-    document = json.loads(out.read_text())
-    assert document["version"] == 2
-    assert len(document["microseconds"]) == 34
-    models = {"linear layers", "convolutions", "pointwise operators"}
-    in_steps = {f"in steps of {model}" for model in models}
-    assert set(document["timings"]) == {"raw", "zvc", "floors", *in_steps}
-    kernels = {
-        f"kernels of {codec}{way}" for codec in ("raw", "zvc") for way in ("", " by address")
-    }
-    for name in in_steps:
-        assert set(document["timings"][name]) == {"raw", "zvc", "save_on_cpu", *kernels}
-        assert all(0 < timing["median_s"] < 1 for timing in document["timings"][name].values())
-    for timings in (document["timings"][codec] for codec in ("raw", "zvc")):
-        ways = ("swap", "kernels", "kernels by address")
-        assert set(timings) == {*ways, *(f"cold {way}" for way in ways), "cold begin"}
-    rows = {(row["hooks"], row["tensor"]): row for row in document["rows"]}
-    for hooks in ("identity", "save_on_cpu", "cswap raw", "cswap zvc", *PEERS):
-        for tensor in ("64 B", "1 MiB"):
-            row = rows[hooks, tensor]
-            assert (row["us"] is None) == bool(row["why"])
-            assert row["us"] is None or row["low_us"] <= row["us"] <= row["high_us"]
-    assert rows["save_on_cpu", "1 MiB"]["us"] > rows["identity", "1 MiB"]["us"]
-    assert rows["checkpoint", "a block of one operation"]["us"] is not None

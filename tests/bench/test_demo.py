@@ -189,8 +189,8 @@ def test_interrupted_run_writes_what_it_has(tmp_path, monkeypatch):
     ("arguments", "words"),
     [
         (("--modes", "lossless"), "'off' is missing"),
-        (("--modes", "off,int7"), "int7 is not one of off, lossless, remat, int8, checkpoint"),
-        (("--models", ""), "nothing is not one of cnn, gpt"),
+        (("--modes", "off,int7"), "unknown int7; known are off, lossless, remat, int8, checkpoint"),
+        (("--models", ""), "names nothing; known are cnn, gpt"),
         (("--steps", "0"), "--steps 0: must be at least 1"),
         (("--seed", "-1"), "--seed -1: must not be negative"),
         (("--out", "/dev/null/x"), "--out /dev/null/x: cannot write there"),

@@ -1,77 +1,15 @@
-"""The rows of `python -m bench papers`: free moves, networks, the time model, means and maxima."""
+"""The rows of `python -m bench papers`: networks, the time model, means and maxima."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from bench.papers import brnn, cswap_means, home_means, swapadvisor, time_model, tvdnn
-from bench.papers.free_moves import FreeMoves
+from bench.papers import cswap_means, home_means, time_model
 from bench.papers.inception import inception3
 from bench.papers.report import HEADINGS, summary
 from bench.papers.row import Row
 from cswap.advisor.cswap_plus import TimeModels
-from cswap.errors import BudgetError
-from cswap.plan.hardware import Hardware
-from cswap.plan.simulator.lifetimes import live_bytes
-from cswap.schema.trace import Trace, TraceOperator, TraceTensor
-
-MB = 10**6
-MACHINE = Hardware("test", 1 << 40, {}, 1e12, 1e9, 1e9)
-"""1 MB takes 1 ms each way."""
-
-
-# ------------------------------------------------- any tensor of a step moves
-
-
-def loop_of(*sizes_mb, ms=10):
-    """Tensors made one after the other, then read in the opposite order, one operator each."""
-    tensors = tuple(TraceTensor(size * MB, role="gradient") for size in sizes_mb)
-    n = len(sizes_mb)
-    made = [TraceOperator(f"m{i}", "other", "forward", ms / 1e3, (), (i,)) for i in range(n)]
-    read = [TraceOperator(f"r{i}", "other", "backward", ms / 1e3, (i,), ()) for i in range(n)]
-    return Trace((*made, *reversed(read)), tensors, batch=1)
-
-
-def test_nothing_moves_where_all_fits():
-    found = FreeMoves(loop_of(4, 4, 4), MACHINE, 12 * MB, ahead=1).run()
-    assert (found.out_bytes, found.in_bytes) == (0, 0)
-    assert found.step_s == found.compute_s == pytest.approx(60e-3)
-
-
-def test_the_tensor_whose_next_use_is_furthest_away_leaves_and_comes_back_in_time():
-    # Room for two of three: t0 is read last.
-    found = FreeMoves(loop_of(4, 4, 4), MACHINE, 8 * MB, ahead=1).run()
-    assert (found.out_bytes, found.in_bytes, found.gradient_bytes) == (4 * MB, 4 * MB, 4 * MB)
-    # m2 may wait for the 4 ms of the way out; the way back is hidden.
-    assert found.step_s >= found.compute_s == pytest.approx(60e-3)
-    assert found.step_s == pytest.approx(60e-3, abs=4.1e-3)
-
-
-def test_a_link_that_is_too_slow_is_waited_for():
-    slow = loop_of(40, 40, 40, ms=1)
-    found = FreeMoves(slow, MACHINE, 80 * MB, ahead=1).run()
-    # Six operators of 1 ms; one tensor out and back at 40 ms each.
-    assert found.step_s > 80e-3 > found.compute_s
-
-
-def test_an_operator_whose_own_tensors_do_not_fit_is_refused():
-    trace = Trace(
-        (TraceOperator("o", "other", "forward", 1.0, (), (0, 1)),),
-        (TraceTensor(4 * MB), TraceTensor(4 * MB)),
-        batch=1,
-    )
-    with pytest.raises(BudgetError, match="operator 0"):
-        FreeMoves(trace, MACHINE, 7 * MB, ahead=1).run()
-
-
-def test_tvdnn_says_so_if_nothing_fits(monkeypatch):
-    monkeypatch.setattr(tvdnn, "SMALL_BYTES", MB)
-    monkeypatch.setattr(tvdnn, "SMALL_SECTIONS", 2)
-    row = tvdnn._free_moves(1, loop_of(4, 8))
-    assert row.ours is None
-    assert "no lead" in row.why
-
 
 # --------------------------------------------------------------- the networks
 
@@ -88,41 +26,6 @@ def test_inception_3_takes_large_and_small_images(side, last):
     with torch.device("meta"):
         maps = inception3(10, side).features[:-1](torch.empty(2, 3, side, side))
     assert maps.shape == (2, 2048, last, last)
-
-
-def test_brnn_reads_both_directions():
-    with torch.device("meta"):
-        network = brnn.Brnn(2, 8, 4, 3)
-        assert network(torch.empty(5, 6, 4)).shape == (5, 3)
-    network = brnn.Brnn(1, 8, 4, 3)
-    x = torch.randn(1, 5, 4)
-    changed = x.clone()
-    changed[:, 0] += 1  # the last output of the reverse direction has read the last step only
-    before, after = (network.head.weight[:, 8:] @ out for out in _reverse_last(network, x, changed))
-    assert torch.equal(before, after)
-    assert not torch.equal(network(x), network(changed))  # the onward direction has read it
-
-
-def _reverse_last(network, *inputs):
-    return [network._run(network.reverse[0], reversed(list(x.unbind(1))))[0][0] for x in inputs]
-
-
-def test_swapadvisor_is_run_at_a_twelfth_of_the_memory(monkeypatch):
-    trace = loop_of(4, 8)
-    monkeypatch.setattr(swapadvisor, "trace_of", lambda *a: trace)
-    asked = []
-
-    def search(trace, hardware, budget_bytes, **options):
-        asked.append(budget_bytes)
-        return []
-
-    monkeypatch.setattr(swapadvisor, "search_as_published", search)
-    (row,) = swapadvisor._twelfth("wresnet152", 64)
-    assert asked == [max(live_bytes(trace)) // 12]
-    assert (row.published, row.ours, row.published_is) == (None, None, "-")
-    assert "12.0 times its memory" in row.protocol
-    assert "53 %" in row.protocol
-    assert "no plan" in row.why
 
 
 # ------------------------------------------------------------- the time model

@@ -24,7 +24,6 @@ from bench.papers.cudnn import as_cudnn
 from bench.papers.networks import step
 from bench.papers.report import figure
 from bench.papers.row import Cell, Row
-from bench.papers.sectioned import by_sections
 from cswap.plan.hardware import CodecRate, Hardware, load_hardware
 from cswap.plan.policies import cswap_plus, sc
 from cswap.plan.policy_tools.layerwise import layerwise, swaps
@@ -171,18 +170,6 @@ def test_cudnns_step_has_no_indices_and_no_copies_for_joined_branches():
     assert [t.nbytes for t in as_cudnn(Trace(operators, tensors)).tensors] == [0, 0, 0, 32]
 
 
-def test_sections_keep_bytes_and_work_and_need_less_at_once():
-    trace = chain([4, 8], [8, 8], [8, 8], [0, 0])
-    cut = by_sections(trace, 4, launch_s=1e-3)
-    assert sum(t.nbytes for t in cut.tensors) == 12 * MB
-    assert len(cut.operators) == 4 * len(trace.operators)
-    assert {round(1e3 * o.duration_s, 6) for o in cut.operators} == {1 + 7 / 4}
-    floors = [Simulator(t, MACHINE, 1 << 40).floor_bytes() for t in (trace, cut)]
-    assert floors[0] == 12 * MB
-    assert floors[1] < floors[0]
-    assert [o.phase for o in cut.operators] == ["forward"] * 8 + ["backward"] * 8
-
-
 def test_the_largest_batch_is_bisected(monkeypatch):
     monkeypatch.setattr(home, "step_s", lambda *a: None if a[-1] > 1234 else 1.0)
     found = home.largest_batch("vgg16", load_hardware(home.MACHINE), "none", 100)
@@ -292,14 +279,14 @@ def test_again_replaces_the_cells_that_it_makes_and_keeps_all_others(papers, opt
     assert [key for key in ALL if after[key] != before[key]] == keys
 
 
-def test_again_drops_what_its_systems_no_longer_have(papers, tmp_path):
+def test_what_its_systems_no_longer_have_is_dropped(papers, tmp_path):
     papers()
     out = tmp_path / "papers.json"
     document = json.loads(out.read_text())
-    document["cells"] |= {"vdnn old": [], "other old": []}
+    document["cells"] |= {"vdnn old": [], "home old": [], "gone a": []}
     out.write_text(json.dumps(document))
-    assert list(papers("--again", "--quick")[0]) == [*ALL, "vdnn old", "other old"]
-    assert list(papers("--again")[0]) == [*ALL, "other old"]
+    assert list(papers("--again", "--quick")[0]) == [*ALL, "vdnn old", "home old"]
+    assert list(papers("--again", "--systems", "vdnn")[0]) == [*ALL, "home old"]
 
 
 def test_the_command_fills_a_file(tmp_path, monkeypatch):

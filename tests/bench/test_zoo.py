@@ -7,7 +7,6 @@ from torch import nn
 from bench.workloads.zoo import catalogue
 from bench.workloads.zoo.catalogue import ZOO
 from bench.workloads.zoo.classics import vgg16
-from bench.workloads.zoo.rnn import LstmCell
 
 IMAGES = [name for name, entry in ZOO.items() if entry.kind == "images"]
 
@@ -36,10 +35,6 @@ def test_small_images_have_the_usual_network(name, expected):
     assert n_parameters(catalogue.build(name, num_classes=10, side=32)) == expected
 
 
-def test_resnet152_widened_once_is_resnet152():
-    assert n_parameters(catalogue.build("wresnet152", widen=1)) == 60_192_808
-
-
 LARGE = ("gpt2-medium", "gpt2-large", "gpt2-xl")
 """The code of gpt2, with other numbers."""
 
@@ -64,16 +59,6 @@ def test_leaky_relu_takes_every_relus_place(name):
     ]
     assert of_kind[0] == of_kind[1] > 0
     assert of_kind[2] == 0
-
-
-def test_lstm_cell_computes_what_torchs_does():
-    torch.manual_seed(0)
-    ours, theirs = LstmCell(5, 7), nn.LSTMCell(5, 7)
-    ours.from_input.load_state_dict({"weight": theirs.weight_ih, "bias": theirs.bias_ih})
-    ours.from_hidden.load_state_dict({"weight": theirs.weight_hh, "bias": theirs.bias_hh})
-    x, hidden, cell = torch.randn(3, 5), torch.randn(3, 7), torch.randn(3, 7)
-    for mine, his in zip(ours(x, hidden, cell), theirs(x, (hidden, cell)), strict=True):
-        torch.testing.assert_close(mine, his)
 
 
 def test_vgg416_has_four_hundred_more_convolutions():

@@ -164,9 +164,9 @@ def test_bench_runs_what_python_m_bench_runs(run, monkeypatch, tmp_path):
     assert (code, err) == (0, "")
     assert out == ""
     assert sys.argv == ["bench", "readme", "--check"]  # what results name as their command
-    code, out, _ = run("bench", "overhead", "--help")
+    code, out, _ = run("bench", "swap", "--help")
     assert code == 0
-    assert "Usage: cswap bench overhead" in out
+    assert "Usage: cswap bench swap" in out
     assert run("bench", "nonsuch")[0] == 2
 
 

@@ -209,16 +209,6 @@ def a_result():
     return {"kind": "swap", "version": 1, "environment": environment, "rows": rows}
 
 
-def test_names_in_results_that_are_compared(printed, tmp_path):
-    pytest.importorskip("bench.files.compare")
-    a, b = a_result(), a_result()
-    b["environment"]["cpu"] = "another"
-    for name, document in (("a", a), ("b", b)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(document))
-    out = printed("bench", "compare", tmp_path / "a.json", tmp_path / "b.json")
-    assert out.count("conv\\x1b]8;;http://x") == 3
-
-
 def test_names_in_results_on_a_page(printed, tmp_path):
     pytest.importorskip("jinja2")
     (tmp_path / "a\x1b.json").write_text(json.dumps(a_result()))

@@ -207,16 +207,12 @@ def read_timeline(path):
 
 
 def read_result(path):
-    from bench.files.compare import compare as compare_results
     from bench.pages import readme
     from cswap.experiments.drawing import html_page as page
     from cswap.experiments.files import kinds
     from cswap.experiments.pages import report
 
-    own = RESULTS / "swap.json"
-    mine, its = kinds.load(path), kinds.load(own)
-    if (kind := kinds.kind_of(mine, path)) is kinds.kind_of(its, own):
-        compare_results(mine, its, kind)
+    kinds.kind_of(kinds.load(path), path)
     found, notes = report.results(path.parent)
     sections = report.sections(path.parent, found, report.Makers(readme.TABLES))
     page.render("results", sections)
@@ -308,7 +304,6 @@ COMMANDS = {
     ),
     "hardware show": ("hardware", ("hardware", "show", "FILE")),
     "calibrate": ("calibration", ("calibrate", "--show")),
-    "compare": ("result", ("bench", "compare", "FILE", str(RESULTS / "swap.json"))),
 }
 
 

@@ -13,8 +13,7 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.overhead import command as overhead
-from bench.plans import command as plans
+from bench.advisor import command as advisor
 from cswap.errors import ConfigError
 from cswap.experiments.codecs import command as codecs
 from cswap.experiments.codecs import contenders
@@ -151,33 +150,14 @@ def test_codecs_go_on(tmp_path, monkeypatch):
     assert {row["data"] for row in rows} == set(measured)
 
 
-def test_a_plan_cut_short_is_not_taken_for_a_result(tmp_path, monkeypatch):
-    def interrupted(*_args, stoppable, **_options):
-        assert not stoppable  # else it would return what it has
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(plans, "compare", interrupted)
-    result = CliRunner().invoke(app, ["plans", "--quick", "--out", str(tmp_path / "plans.json")])
-    assert result.exit_code == 130
-    assert "Interrupted: the same command goes on from here." in result.output
-    assert not list(tmp_path.iterdir())
-
-
 def test_a_command_that_keeps_nothing_says_so(monkeypatch):
     def interrupted(*_args, **_options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(overhead, "environment", interrupted)
-    result = CliRunner().invoke(app, ["overhead", "--quick"])
+    monkeypatch.setattr(advisor, "environment", interrupted)
+    result = CliRunner().invoke(app, ["advisor", "--quick"])
     assert result.exit_code == 130
     assert "Interrupted: nothing is written." in result.output
-
-
-def test_a_wrong_option_is_one_line(tmp_path):
-    options = ["--quick", "--time-limit", "0", "--out", str(tmp_path / "plans.json")]
-    result = CliRunner().invoke(app, ["plans", *options])
-    assert result.exit_code == 2
-    assert result.output.endswith("\ntime_limit=0.0: must be > 0 seconds.\n")
 
 
 def test_a_result_that_cannot_be_written_is_one_line(tmp_path):

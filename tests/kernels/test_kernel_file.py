@@ -14,7 +14,7 @@ from cswap.codecs import cubins
 from cswap.codecs.launcher import DEFAULT_SHAPE, Arguments, Launcher, LaunchShape
 from cswap.errors import ConfigError, UnsupportedError
 from cswap.experiments.files.committed import reading
-from cswap.experiments.files.kinds import kind_of, load, rows_of
+from cswap.experiments.files.kinds import kind_of, load
 from cswap_kernels.cuda import compiler
 from cswap_kernels.cuda.compiler import Cubin
 
@@ -126,9 +126,8 @@ def test_a_build_is_recorded_as_a_result_file(tmp_path, monkeypatch):
     row = build.build(file, ["zvc-4-encode", "zvc-4-decode"], [80, 90], processes=1)
     build.record(path, row, build.facts())
     document = load(path)
-    kind = kind_of(document, path)
-    assert kind.name == "gpu build"
-    (found,) = rows_of(kind, document).values()
+    assert kind_of(document, path) == "gpu build"
+    (found,) = document["rows"]
     assert (found["architectures"], found["n_kernels"]) == ("sm_80, sm_90", 4)
     assert found["nbytes"] == file.stat().st_size
     with reading({build.FILE: path}):

@@ -13,7 +13,6 @@ from torch.nn import functional
 import cswap
 from bench.workloads.zoo import catalogue
 from bench.workloads.zoo.published import GIB, VDNN_BYTES, network_wide_bytes
-from bench.workloads.zoo.rnn import rnn
 from cswap.advisor.site_history import Explanation
 from cswap.errors import TraceError
 from cswap.experiments.workloads.small_models import CnnShape, Gpt, GptShape, VggNet
@@ -58,9 +57,26 @@ def encoder() -> Case:
     return layer, torch.randn(4, 16, 64), torch.Tensor.sum, ()
 
 
+class Lstm(nn.Module):
+    """An LSTM of one layer over the steps, in elementary operators; logits of the last step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gates, self.head = nn.Linear(32 + 64, 4 * 64), nn.Linear(64, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = cell = x.new_zeros(x.shape[0], 64)
+        for step in x.unbind(1):
+            enter, forget, new, leave = self.gates(torch.cat([step, hidden], 1)).chunk(4, 1)
+            cell = forget.sigmoid() * cell + enter.sigmoid() * new.tanh()
+            hidden = leave.sigmoid() * cell.tanh()
+        logits: torch.Tensor = self.head(hidden)
+        return logits
+
+
 def lstm() -> Case:
     classes = torch.zeros(4, dtype=torch.int64)
-    return rnn(2, 64, 32, 16), torch.randn(4, 5, 32), catalogue.loss, classes
+    return Lstm(), torch.randn(4, 5, 32), catalogue.loss, classes
 
 
 SMALL: dict[str, Callable[[], Case]] = {

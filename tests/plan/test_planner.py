@@ -129,13 +129,6 @@ def test_a_policy_that_finds_no_plan_says_so():
     assert caught.value.smallest_bytes == floor()
 
 
-def test_oracle_has_enough_memory_whatever_the_budget():
-    made = planner.plan(chain(), MACHINE, 1, "oracle")
-    assert made.predicted["feasible"]
-    assert made.predicted["step_s"] == pytest.approx(13.0)
-    assert made.budget_bytes == MACHINE.memory_bytes
-
-
 WRONG = [
     ({"policy": "vdnn-al"}, "Did you mean 'vdnn-all'"),
     ({"budget": 0}, "budget=0"),
@@ -175,12 +168,11 @@ def test_compare_has_a_row_for_each_policy_and_ranks_by_step_time(policies):
     policies("all", all_swapped)
     seen = []
     rows = planner.compare(
-        chain(), MACHINE, floor(), ["oracle", "none", "all"],
+        chain(), MACHINE, floor(), ["none", "all"],
         progress=lambda fraction, text: seen.append((fraction, text)),
     )  # fmt: skip
-    oracle, none, swapped = rows
-    assert [row.policy for row in rows] == ["oracle", "none", "all"]
-    assert oracle.slowdown == pytest.approx(1.0)
+    none, swapped = rows
+    assert [row.policy for row in rows] == ["none", "all"]
     assert none.plan is None
     assert none.slowdown == float("inf")
     assert "device memory" in none.error
@@ -224,12 +216,12 @@ def test_interrupt_returns_the_best_so_far_and_stops_a_comparison(policies):
         return all_swapped(problem)
 
     policies("endless", solve)
-    rows = planner.compare(chain(), MACHINE, floor(), ["endless", "oracle"])
+    rows = planner.compare(chain(), MACHINE, floor(), ["endless", "none"])
     assert [row.policy for row in rows] == ["endless"]
     assert rows[0].plan is not None
     assert signal.getsignal(signal.SIGINT) is before
     with pytest.raises(KeyboardInterrupt):
-        planner.compare(chain(), MACHINE, floor(), ["endless", "oracle"], stoppable=False)
+        planner.compare(chain(), MACHINE, floor(), ["endless", "none"], stoppable=False)
     with pytest.raises(KeyboardInterrupt):
         planner.plan(chain(), MACHINE, floor(), "endless", stoppable=False)
 
@@ -295,4 +287,4 @@ def test_no_infeasible_candidate_beats_a_feasible_one():
 
 
 def test_available_lists_only_policies_that_are_here():
-    assert {"none", "oracle"} <= set(planner.available()) <= set(planner.POLICIES)
+    assert {"none", "joint"} <= set(planner.available()) <= set(planner.POLICIES)

@@ -1,7 +1,6 @@
 """The simulator: closed forms, equality with the exact replay, and what a plan may not do."""
 
 import json
-import math
 import random
 from dataclasses import replace
 
@@ -12,7 +11,7 @@ from cswap.errors import ConfigError, InternalError
 from cswap.plan.hardware import CodecRate, Hardware
 from cswap.plan.simulate import CAUSES, Simulator, simulate, smallest_feasible_budget
 from cswap.plan.simulator import state
-from cswap.plan.simulator.lifetimes import live_bytes, with_positions
+from cswap.plan.simulator.lifetimes import SWAPPABLE_ROLES, lifetimes, live_bytes
 from cswap.schema.plan import Decision, Plan
 from cswap.schema.trace import Trace, TraceOperator, TraceTensor
 from tests.plan.exact_simulator import Replay
@@ -222,6 +221,25 @@ def test_sections_leave_one_by_one():
     assert cut.peak_bytes < whole.peak_bytes
 
 
+def with_positions(trace):
+    """The trace with new values of ``saved``: tensors with a gap, numbered by last forward use."""
+    life = lifetimes(trace)
+    gapped = [
+        i
+        for i, tensor in enumerate(trace.tensors)
+        if min(life.forward[i], life.backward[i]) >= 0
+        and tensor.nbytes > 0
+        and tensor.role in SWAPPABLE_ROLES
+    ]
+    position = {i: p for p, i in enumerate(sorted(gapped, key=lambda i: (life.forward[i], i)))}
+    return replace(
+        trace,
+        tensors=tuple(
+            replace(tensor, saved=position.get(i, -1)) for i, tensor in enumerate(trace.tensors)
+        ),
+    )
+
+
 def random_trace(rng, exact):
     """A small network: branches, several outputs and users, dead intermediates, an input."""
 
@@ -359,7 +377,7 @@ def test_equals_the_exact_replay_on_random_traces(block):
 
 def test_no_field_has_the_name_of_an_attribute_of_numpys_records():
     """Uncompiled code, as under a debugger, would read the attribute in its place."""
-    types = state.STEP, state.OPERATOR, state.TENSOR, state.POSITION, state.SPAN, state.SAMPLE
+    types = state.STEP, state.OPERATOR, state.TENSOR, state.POSITION
     assert not {name for each in types for name in each.names or ()} & {*dir(np.record)}
 
 
@@ -436,32 +454,3 @@ def test_wrong_plans_and_arrays_are_refused():
         simulator.run(*(values[:2] for values in arrays(simulator, 1)))
     with pytest.raises(InternalError):
         simulator.run(*arrays(simulator, 1, codec=9))
-
-
-def test_timeline_covers_the_step_and_writes_both_files(tmp_path):
-    plan = Plan({p: Decision("swap", "zvc") for p in range(5)} | {2: Decision("recompute")})
-    trace = replace(chain(5, 1.0, 1_000_000, ratio=2.0), name="chain")
-    result = simulate(trace, machine(codec_tax=0.5), plan, 4_500_000, timeline=True)
-    timeline = result.timeline
-    assert timeline is not None
-    assert {s.resource for s in timeline.spans} == {
-        *("compute", "recompute", "encode", "decode", "d2h", "h2d"),
-    }
-    assert max(s.end_s for s in timeline.spans) == result.step_s
-    assert max(timeline.device_bytes) == result.peak_bytes
-    assert max(timeline.host_bytes) == result.host_peak_bytes
-    ends = [*timeline.times_s[1:], result.step_s]
-    area = sum(
-        (end - start) * nbytes
-        for start, end, nbytes in zip(timeline.times_s, ends, timeline.device_bytes, strict=True)
-    )
-    assert area / result.step_s == pytest.approx(result.average_bytes)
-    timeline.save_chrome(tmp_path / "trace.json")
-    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
-    assert sum(e["ph"] == "X" for e in events) == len(timeline.spans)
-    assert math.isclose(
-        max(e["ts"] + e["dur"] for e in events if e["ph"] == "X"), result.step_s * 1e6
-    )
-    pytest.importorskip("matplotlib")
-    timeline.save_png(tmp_path / "step.png")
-    assert (tmp_path / "step.png").read_bytes()[:4] == b"\x89PNG"

@@ -6,7 +6,7 @@ from copy import deepcopy
 import pytest
 
 from cswap.errors import ConfigError, TraceError
-from cswap.plan.simulator.lifetimes import fingerprint, lifetimes, live_bytes, with_positions
+from cswap.plan.simulator.lifetimes import fingerprint, lifetimes, live_bytes
 from cswap.schema.trace import Trace, TraceOperator, TraceTensor
 
 
@@ -139,15 +139,6 @@ def test_what_may_not_leave_is_not_swappable():
         other = deepcopy(data)
         other["tensors"][0] |= change
         assert lifetimes(Trace.parse(other)).swappable == (2,)
-
-
-def test_positions_can_be_numbered_anew():
-    data = small().to_dict()
-    for tensor in data["tensors"]:
-        tensor.pop("saved", None)
-    bare = Trace.parse(data)
-    assert lifetimes(bare).swappable == ()
-    assert with_positions(bare) == small()
 
 
 def test_live_bytes_count_outputs_workspace_and_what_lives():

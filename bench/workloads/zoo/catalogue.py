@@ -9,13 +9,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from bench.workloads.zoo import classics, compact, googlenet, gpt2, residual, rnn
+from bench.workloads.zoo import classics, compact, googlenet, gpt2, residual
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-RNN_STEPS = 20
-RNN_WIDTH_IN = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +34,7 @@ class Entry:
     published: str
     source: str
     side: int = 224
-    kind: Literal["images", "tokens", "sequence"] = "images"
+    kind: Literal["images", "tokens"] = "images"
     n_classes: int = 1000
 
 
@@ -62,12 +59,6 @@ ZOO: dict[str, Entry] = {
     "mobilenet": Entry(compact.mobilenet, 4_231_976, "4.2 million", "arXiv:1704.04861, table 8"),
     "plain20": Entry(
         residual.plain20, 269_722, "0.27 million", "arXiv:1512.03385, table 6", 32, n_classes=10
-    ),
-    "wresnet152": Entry(
-        residual.wide_resnet152, 5_820_386_920, "60192808 at widen=1", _TORCHVISION
-    ),
-    "rnn": Entry(
-        rnn.rnn, 4_069_000_192, "not stated", "SwapAdvisor, section 6", 0, "sequence", RNN_WIDTH_IN
     ),
     "gpt2": _gpt2("small", 124_439_808, "124439808"),
     "gpt2-medium": _gpt2("medium", 354_823_168, "354823168"),
@@ -98,7 +89,7 @@ def example(
         name: of `ZOO`.
         batch: samples.
         side: of images, in pixels; default: as published.
-        time: tokens or steps; default: 1024 tokens, or 20 steps.
+        time: tokens; default: 1024.
     """
     entry = ZOO[name]
     with torch.device("meta"):
@@ -106,8 +97,6 @@ def example(
         if entry.kind == "images":
             side = side or entry.side
             return torch.empty(batch, 3, side, side), target
-        if entry.kind == "sequence":
-            return torch.empty(batch, time or RNN_STEPS, RNN_WIDTH_IN), target
         tokens = torch.empty(batch, time or gpt2.CONTEXT, dtype=torch.int64)
         return tokens, torch.empty_like(tokens)
 

@@ -38,11 +38,9 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """A residual network of bottlenecks (He et al., arXiv:1512.03385, table 1)."""
 
-    def __init__(
-        self, blocks: tuple[int, ...], num_classes: int, side: int, relu: Relu, widen: int
-    ) -> None:
+    def __init__(self, blocks: tuple[int, ...], num_classes: int, side: int, relu: Relu) -> None:
         super().__init__()
-        width = 64 * widen
+        width = 64
         if side <= SMALL_SIDE:
             stem = [*conv_norm(3, width, 3), activation(relu)]
         else:
@@ -65,14 +63,7 @@ class ResNet(nn.Module):
 
 def resnet50(num_classes: int = 1000, side: int = 224, relu: Relu = nn.ReLU) -> ResNet:
     """ResNet-50 with the stride in the 3x3 convolution, as torchvision has it."""
-    return ResNet((3, 4, 6, 3), num_classes, side, relu, 1)
-
-
-def wide_resnet152(
-    widen: int = 10, num_classes: int = 1000, side: int = 224, relu: Relu = nn.ReLU
-) -> ResNet:
-    """SwapAdvisor's WResNet-152-k: ResNet-152 with every width multiplied by ``widen``."""
-    return ResNet((3, 8, 36, 3), num_classes, side, relu, widen)
+    return ResNet((3, 4, 6, 3), num_classes, side, relu)
 
 
 class Plain(nn.Module):

@@ -1,15 +1,14 @@
 """Fingerprints of the code that a result file measures.
 
-A result records a digest of every file that its figures depend on. So `bench.files.stale` can tell
-whether the code is still the same, also where the measurement came before the commit. Comments,
-docstrings, blank lines and line breaks do not count: no figure depends on them.
+A result records a digest of every file that its figures depend on, since a measurement may come
+before the commit. An interrupted run goes on only with the same code. Comments, docstrings, blank
+lines and line breaks do not count: no figure depends on them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import re
 import tokenize
 from functools import cache
 from itertools import pairwise
@@ -49,7 +48,7 @@ _ENGINE: Final = (
 )
 _PLANNER: Final = (
     *("cswap/plan", "cswap/schema/plan.py", "cswap/schema/trace.py", "cswap/advisor/cswap_plus.py"),
-    *("cswap/schema/executable.py", "!cswap/plan/simulator/timeline.py"),
+    "cswap/schema/executable.py",
     _LOOPS,
     *("bench/sparsity/stored.py", "bench/results/cpu/sparsity.json", "bench/workloads/zoo"),
 )
@@ -76,18 +75,12 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "fit": (
         *(*_ENGINE, "cswap/fit", "cswap/second_forward.py", "bench/fit", _METERS, *_WORKLOADS),
     ),
-    "alone": (
-        *(*_ENGINE, "bench/alone", "!bench/alone/report.py", "bench/fit/models.py", *_WORKLOADS),
-        "bench/workloads/methods.py",
-    ),
     "inlined": ("cswap/compiled", "bench/inlined", *_WORKLOADS),
-    "overhead": (*_ENGINE, "bench/overhead"),
     "accuracy": (*_LOSSY, "cswap/experiments/accuracy/gradients.py"),
     "accuracy pilot": _TRAINED,
     "accuracy schedule": (*_CODECS, *_TRAINED, "cswap/experiments/accuracy/schedule.py"),
     "demo": (*_ENGINE, "bench/demo", "!bench/demo/pictures.py", _METERS, *_WORKLOADS),
     "advisor": (*_ENGINE, "bench/advisor", "!bench/advisor/report.py", *_WORKLOADS),
-    "plans": (*_PLANNER, "bench/plans"),
     "sparsity": (
         *("cswap/plan/measure.py", "cswap/plan/tensor_values.py", "cswap/plan/tracing"),
         *(*_CODECS, *_PROFILER, "bench/sparsity", "bench/workloads/zoo"),
@@ -96,8 +89,7 @@ MEASURED: Final[dict[str, tuple[str, ...]]] = {
     "papers": (*_PLANNER, "bench/papers", "!bench/papers/report.py"),
     "gpu": (
         *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
-        *("bench/gpu", "!bench/gpu/pictures.py", "bench/workloads/large_models.py"),
-        "bench/workloads/zoo",
+        *("bench/gpu", "bench/workloads/large_models.py", "bench/workloads/zoo"),
     ),
     "twin": (
         *(path for path in _ENGINE if path not in _NOT_ON_A_CPU),
@@ -193,26 +185,6 @@ def digest(name: str, text: str) -> str:
     if name.endswith(".py"):
         text = _code(text)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
-
-
-def differ_in_messages_alone(one: str, other: str) -> bool:
-    """Whether two texts of a Python file are the same code but for sentences in strings.
-
-    Such a sentence begins with a capital letter and ends with a full stop: it is read by people.
-
-    >>> differ_in_messages_alone("raise E('It is bad.')", "raise E('It is no file.')")
-    True
-    >>> differ_in_messages_alone("get('zvc')", "get('csr')")
-    False
-    """
-    return _without_sentences(one) == _without_sentences(other)
-
-
-def _without_sentences(text: str) -> list[str]:
-    return ["" if _SENTENCE.fullmatch(word) else word for word in _code(text).split("\n")]
-
-
-_SENTENCE: Final = re.compile(r"""(["'])[A-Z][^"']* [^"']*\.\1""")
 
 
 def _code(text: str) -> str:

@@ -18,7 +18,7 @@ from cswap.display import visible_lines
 from cswap.experiments.drawing import html_page as page
 from cswap.experiments.drawing.html_page import Grid, Picture, Section
 from cswap.experiments.files.committed import NotReadError, as_markdown, reading
-from cswap.experiments.files.kinds import ResultFileError, kind_of, load, understood
+from cswap.experiments.files.kinds import FILES, ResultFileError, kind_of, load, understood
 from cswap.experiments.files.resumable import SUFFIX
 from cswap.experiments.files.writing import write_text
 from cswap.experiments.options import RESULTS, writable_folder
@@ -84,7 +84,7 @@ def results(folder: Path) -> tuple[list[Result], list[str]]:
             continue
         try:
             document = load(path)
-            canonical = kind_of(document, path).file
+            canonical = FILES[kind_of(document, path)]
         except ResultFileError as error:
             notes.append(f"{name}: left out: {error}")
             continue

@@ -1,8 +1,8 @@
 """``swapadvisor``: a genetic search over schedules and memory pools, which determine the swap set.
 
-Source: SwapAdvisor, ASPLOS 2020, sections 4-5; see `cswap.plan.swapadvisor`. Here a plan moves only
-saved tensors, once each and uncompressed. The paper moves any tensor, parameters included, as
-`cswap.plan.swapadvisor.as_published` does. The search uses the paper's simulator, which has memory
+Source: SwapAdvisor, ASPLOS 2020, sections 4-5; see `cswap.plan.swapadvisor`. The paper moves any
+tensor, parameters included; here a plan moves only saved tensors, once each and uncompressed. The
+search uses the paper's simulator, which has memory
 pools. Then our simulator, which has no pools, evaluates the best schedules and swap sets of the
 search. The best of them is the plan. A schedule that gains less than the share `WORTH` over the
 trace's own order is dropped, because an engine runs the model's own order.
@@ -39,7 +39,7 @@ FINALISTS: Final = 24
 def solve(problem: Problem) -> Plan:
     """The best of the search's schedules and swap sets."""
     trace = problem.trace
-    graph = graph_of(trace, problem.hardware, anything=False)
+    graph = graph_of(trace, problem.hardware)
     workspace = max((o.workspace_bytes for o in trace.operators), default=0)
     capacity = max(problem.budget_bytes - trace.resident_bytes - workspace, 1)
     search = Search(graph, Demand.of(trace, graph), capacity, problem.seed)

@@ -55,15 +55,8 @@ from cswap.plan.simulator.state import (
     HOST,
     OUT,
     OVER_HOST,
-    R_COMPUTE,
-    R_DECODE,
-    R_ENCODE,
-    R_OUT,
-    R_RECOMPUTE,
     SENT,
-    close_span,
     next_operator,
-    open_span,
     set_link_speed,
     set_speed,
     take,
@@ -124,7 +117,6 @@ def end_codec(s: Any, g: Tables) -> None:
     p = s.codec_job
     position = g.positions[p]
     tensor = g.tensors[position.tensor]
-    close_span(s, g, s.codec_span)
     s.codec_job, s.codec_end_s = -1, np.inf
     if s.decoding:
         s.device_bytes -= position.encoded_bytes
@@ -143,7 +135,6 @@ def end_out(s: Any, g: Tables) -> None:
     """End a D2H copy."""
     position = g.positions[s.out_job]
     tensor = g.tensors[position.tensor]
-    close_span(s, g, s.out_span)
     s.out_job, s.out_end_s = -1, np.inf
     moved = 0 if s.unified else position.encoded_bytes
     s.link_bytes += moved
@@ -195,7 +186,6 @@ def start_codec(s: Any, g: Tables, force: bool) -> None:
         take(s, g, encoded_bytes)
     else:
         return
-    s.codec_span = open_span(s, g, R_DECODE if s.decoding else R_ENCODE, p)
     s.codec_job = p
     position = g.positions[p]
     s.codec_end_s = s.now_s + (position.decode_s if s.decoding else position.encode_s)
@@ -218,7 +208,6 @@ def start_out(s: Any, g: Tables) -> None:
     s.host_peak_bytes = max(s.host_peak_bytes, s.host_bytes)
     if s.host_budget_bytes and s.host_bytes > s.host_budget_bytes:
         s.flaws |= OVER_HOST
-    s.out_span = open_span(s, g, R_OUT, p)
     set_link_speed(s)
     s.out_end_s = s.now_s + g.positions[p].out_s / s.link_speed
 
@@ -249,5 +238,4 @@ def start_compute(s: Any, g: Tables, force: bool) -> None:
     else:
         s.running = 1
         s.started = k
-    s.compute_span = open_span(s, g, R_RECOMPUTE if s.running == 2 else R_COMPUTE, k)
     s.compute_end_s = s.now_s + g.operators[k].duration_s / s.speed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -115,25 +115,6 @@ def _gap(trace: Trace, producer: int, users: list[int]) -> tuple[int, int]:
 def _may_leave(trace: Trace, index: int) -> bool:
     tensor = trace.tensors[index]
     return tensor.saved >= 0 and tensor.nbytes > 0 and tensor.role in SWAPPABLE_ROLES
-
-
-def with_positions(trace: Trace) -> Trace:
-    """The trace with new values of ``saved``: tensors with a gap, numbered by last forward use."""
-    life = lifetimes(trace)
-    gapped = [
-        i
-        for i, tensor in enumerate(trace.tensors)
-        if min(life.forward[i], life.backward[i]) >= 0
-        and tensor.nbytes > 0
-        and tensor.role in SWAPPABLE_ROLES
-    ]
-    position = {i: p for p, i in enumerate(sorted(gapped, key=lambda i: (life.forward[i], i)))}
-    return replace(
-        trace,
-        tensors=tuple(
-            replace(tensor, saved=position.get(i, -1)) for i, tensor in enumerate(trace.tensors)
-        ),
-    )
 
 
 def fingerprint(trace: Trace) -> str:

@@ -25,7 +25,6 @@ from cswap.plan.simulator.state import (
     SENT,
     STUCK,
     Tables,
-    close_span,
     next_operator,
     take,
 )
@@ -106,10 +105,6 @@ def _account(s: Any, g: Tables, passed_s: float) -> None:
 @inlined
 def _advance(s: Any, g: Tables) -> None:
     """Advance the clock to the next end of a job, and account seconds and bytes."""
-    if s.n_samples < len(g.samples):
-        sample = g.samples[s.n_samples]
-        sample.now_s, sample.device_bytes, sample.host_bytes = s.now_s, s.device_bytes, s.host_bytes
-    s.n_samples += 1
     end_s = min(s.compute_end_s, s.codec_end_s, s.out_end_s, s.in_end_s)
     passed_s = max(end_s - s.now_s, 0.0)
     s.byte_seconds += passed_s * s.device_bytes
@@ -121,7 +116,6 @@ def _advance(s: Any, g: Tables) -> None:
 def _end_all(s: Any, g: Tables) -> None:
     until_s = s.now_s * (1.0 + _SNAP)
     if s.compute_end_s <= until_s:
-        close_span(s, g, s.compute_span)
         again = s.running == 2
         s.running, s.compute_end_s = 0, np.inf
         if again:
@@ -165,8 +159,6 @@ def _chosen(
         positions,
         tables.lists,
         tables.makers,
-        tables.spans,
-        tables.samples,
         tables.peaks,
     )
 
@@ -212,7 +204,7 @@ def run(
 
     Args:
         template: [1] the record before the step.
-        tables: only the rows of spans, samples and peaks are written.
+        tables: only the rows of peaks are written.
         action: [n] of the candidate.
         codec: [n] of the candidate.
         prefetch: [n] of the candidate.

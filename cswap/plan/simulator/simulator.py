@@ -55,7 +55,8 @@ class RunResult(NamedTuple):
         host_peak_bytes: maximum of host memory.
         link_bytes: bytes copied in both directions together.
         exposed_s: exposed seconds by cause, in the order of `CAUSES`.
-        jobs: number of operators run, encodes, decodes and copies.
+        flaws: bits of `state`, such as OVER_DEVICE; 0 if feasible.
+        first_over: operator that waited or ran when the device budget was first exceeded, or -1.
     """
 
     step_s: float
@@ -66,7 +67,8 @@ class RunResult(NamedTuple):
     host_peak_bytes: int
     link_bytes: int
     exposed_s: tuple[float, ...]
-    jobs: int
+    flaws: int
+    first_over: int
 
 
 def predictions(figures: Mapping[str, Any], compute_s: float) -> dict[str, float]:
@@ -79,25 +81,6 @@ def predictions(figures: Mapping[str, Any], compute_s: float) -> dict[str, float
     names = ("step_s", "peak_bytes", "average_bytes", "host_peak_bytes", "link_bytes")
     stored = {name: figures[name] for name in names}
     return {"compute_s": compute_s, "feasible": float(figures["feasible"])} | stored
-
-
-class Record(NamedTuple):
-    """The full record of one simulated run.
-
-    Attributes:
-        result: the result, as `Simulator.run` returns it.
-        spans: `state.SPAN`: resource (index into `state.RESOURCES`), operator or position, start
-            and end in s.
-        samples: `state.SAMPLE`: device bytes, host bytes, time in s; each row holds until the next.
-        flaws: bits of `state`, such as OVER_DEVICE.
-        first_over: operator that waited or ran when the device budget was first exceeded, or -1.
-    """
-
-    result: RunResult
-    spans: NDArray[np.void]
-    samples: NDArray[np.void]
-    flaws: int
-    first_over: int
 
 
 class Simulator:
@@ -176,23 +159,6 @@ class Simulator:
             actions += [np.full(count, KEEP, np.int8), drop]
         runs = (self._run(self._timeless, action, codec, self.backward) for action in actions)
         return min(int(step["peak_bytes"].item()) for step in runs)
-
-    def record(
-        self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
-    ) -> Record:
-        """Simulate one candidate and record all jobs and the memory over time."""
-        n_rows = 4 * (len(self.trace.operators) + 4 * len(self.saved)) + 64
-        while True:
-            spans, samples = np.zeros(n_rows, state.SPAN), np.zeros(n_rows, state.SAMPLE)
-            tables = self._template.tables._replace(spans=spans, samples=samples)
-            template = replace(self._template, tables=tables)
-            step = self._run(template, action, codec, prefetch)
-            n_spans, n_samples = step["n_spans"].item(), step["n_samples"].item()
-            if max(n_spans, n_samples) <= n_rows:
-                break
-            n_rows = max(n_spans, n_samples)
-        flaws, first_over = step["flaws"].item(), step["first_over"].item()
-        return Record(self._result(step), spans[:n_spans], samples[:n_samples], flaws, first_over)
 
     def run(
         self, action: NDArray[np.int8], codec: NDArray[np.int8], prefetch: NDArray[np.int32]
@@ -353,5 +319,6 @@ class Simulator:
             host_peak_bytes=host_peak_bytes,
             link_bytes=step["link_bytes"].item(),
             exposed_s=tuple(step[f"{cause}_s"].item() for cause in CAUSES),
-            jobs=step["jobs"].item(),
+            flaws=flaws,
+            first_over=step["first_over"].item(),
         )

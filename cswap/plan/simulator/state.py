@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 ABSENT, DEVICE, OUT, SENT, HOST, IN, DECODE, DROPPED, DEAD, TEMP = range(10)
 
 OVER_DEVICE, OVER_HOST, LOST_ANCESTOR, STUCK = 1, 2, 4, 8
-RESOURCES: Final = ("compute", "recompute", "encode", "decode", "d2h", "h2d")
-R_COMPUTE, R_RECOMPUTE, R_ENCODE, R_DECODE, R_OUT, R_IN = range(6)
 
 
 def _record(integers: str, seconds: str) -> np.dtype[np.void]:
@@ -44,9 +42,7 @@ STEP: Final = _record(
     # Queues: entries taken, entries in all. Swap-ins begun, in the order of first backward uses.
     "encodes_begun encodes_queued decodes_begun decodes_queued outs_begun outs_queued fetched "
     # Bits such as OVER_DEVICE; the operator at which the device budget was first exceeded, or -1.
-    "flaws first_over jobs "
-    # The timeline: rows used, and the row of each job in progress.
-    "n_spans n_samples compute_span codec_span out_span in_span",
+    "flaws first_over",
     # Clocks. Ends of streams that do not run are infinite. Speeds: 1 is full speed.
     "now_s compute_end_s codec_end_s out_end_s in_end_s speed link_speed tax duplex "
     # Device bytes times seconds; exposed seconds by cause.
@@ -80,9 +76,6 @@ POSITION: Final = _record(
     "encode_s decode_s out_s in_s",
 )
 
-SPAN: Final = _record("resource index", "start_s end_s")
-SAMPLE: Final = _record("device_bytes host_bytes", "now_s")
-
 
 class Tables(NamedTuple):
     """The tables. ``operators`` has one more row, the end of the last operator's lists.
@@ -90,8 +83,8 @@ class Tables(NamedTuple):
     makers: of the entries of ``lists`` that are inputs of operators, which come first, the operator
     that made or last wrote the input (`Lifetimes.makers`), or -1.
 
-    The last three are records of the run. Rows beyond their ends are not recorded. peaks: maximum
-    of device bytes from the end of the previous operator to the operator's own end.
+    peaks: a record of the run: maximum of device bytes from the end of the previous operator to the
+    operator's own end. Rows beyond its end are not recorded.
     """
 
     operators: NDArray[np.void]  # OPERATOR
@@ -99,8 +92,6 @@ class Tables(NamedTuple):
     positions: NDArray[np.void]  # POSITION
     lists: NDArray[np.int64]
     makers: NDArray[np.int64]
-    spans: NDArray[np.void]  # SPAN
-    samples: NDArray[np.void]  # SAMPLE
     peaks: NDArray[np.int64]
 
 
@@ -114,25 +105,6 @@ def take(s: Any, g: Tables, nbytes: int) -> None:
         s.first_over = s.operator
     if s.operator < len(g.peaks):
         g.peaks[s.operator] = max(g.peaks[s.operator], s.device_bytes)
-
-
-@inlined
-def open_span(s: Any, g: Tables, resource: int, index: int) -> int:
-    """Begin a span of the timeline; return its row for `close_span`."""
-    row: int = s.n_spans
-    s.n_spans += 1
-    s.jobs += 1
-    if row < len(g.spans):
-        span = g.spans[row]
-        span.resource, span.index, span.start_s = resource, index, s.now_s
-    return row
-
-
-@inlined
-def close_span(s: Any, g: Tables, row: int) -> None:
-    """End the span in a row."""
-    if row < len(g.spans):
-        g.spans[row].end_s = s.now_s
 
 
 @inlined

@@ -13,10 +13,7 @@ from cswap.plan.simulator.state import (
     HOST,
     IN,
     OUT,
-    R_IN,
-    close_span,
     next_operator,
-    open_span,
     set_link_speed,
     take,
 )
@@ -39,7 +36,6 @@ def start_in(s: Any, g: Tables, force: bool) -> None:
     take(s, g, in_bytes(s, g, p))
     g.tensors[position.tensor].status = IN
     s.in_job = p
-    s.in_span = open_span(s, g, R_IN, p)
     set_link_speed(s)
     s.in_end_s = s.now_s + position.in_s / s.link_speed
 
@@ -98,7 +94,6 @@ def end_in(s: Any, g: Tables) -> None:
     p = s.in_job
     position = g.positions[p]
     tensor = g.tensors[position.tensor]
-    close_span(s, g, s.in_span)
     s.in_job, s.in_end_s = -1, np.inf
     s.link_bytes += 0 if s.unified else position.encoded_bytes
     s.host_bytes -= position.encoded_bytes

@@ -25,7 +25,7 @@ class Template:
 
     Attributes:
         step: [1] the record of scalars before the step.
-        tables: the tables before the step, without rows for a timeline.
+        tables: the tables before the step.
         encoded: [n, codecs] i64 bytes on the link.
         seconds: [n, codecs, 4] encode, decode, D2H, H2D; each while nothing else runs.
     """
@@ -66,8 +66,6 @@ def build(
         positions=_positions(life),
         lists=lists,
         makers=np.array([maker for makers in life.makers for maker in makers], np.int64),
-        spans=np.zeros(0, state.SPAN),
-        samples=np.zeros(0, state.SAMPLE),
         peaks=np.zeros(0, np.int64),
     )
     there = (t.nbytes for t, p in zip(trace.tensors, life.producer, strict=True) if p < 0)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cswap.plan.simulator.lifetimes import lifetimes
-from cswap.plan.swapadvisor.graph import ANYTIME, IN_ITS_GAP
 from cswap.plan.swapadvisor.pools import Pools, object_bytes, repaired_counts
 
 if TYPE_CHECKING:
@@ -40,21 +39,14 @@ class Demand:
         life, m = lifetimes(trace), len(trace.operators)
         live = np.zeros((m + 1, len(graph.sizes)), np.int64)
         away = np.zeros_like(live)
-        touched = np.zeros_like(live)
         for t, size in enumerate(graph.size_of):
-            ends = m if graph.parameter[t] else life.last_use[t] + 1
-            live[0 if graph.parameter[t] else max(life.producer[t], 0), size] += 1
-            live[ends, size] -= 1
-            if graph.leave[t] == IN_ITS_GAP:
+            live[max(life.producer[t], 0), size] += 1
+            live[life.last_use[t] + 1, size] -= 1
+            if graph.leaves[t]:
                 away[life.forward[t] + 1, size] += 1
                 away[life.backward[t], size] -= 1
-        for k, operator in enumerate(trace.operators):
-            for t in (*operator.inputs, *operator.outputs):
-                touched[k, graph.size_of[t]] += 1
         live = np.cumsum(live, axis=0)[:-1]
-        pinned = live - np.cumsum(away, axis=0)[:-1]
-        bound = touched[:-1] if (graph.leave == ANYTIME).all() else pinned
-        return Demand(graph.sizes, live, bound)
+        return Demand(graph.sizes, live, live - np.cumsum(away, axis=0)[:-1])
 
     def least(self, cls: Ints) -> Ints:
         """[classes] smallest number of objects with which every operator can run."""

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
 
-ANYTIME, IN_ITS_GAP, NEVER = 0, 1, 2
-"""Times at which a tensor may leave. ANYTIME: whenever no operator uses it. IN_ITS_GAP: once,
-between its last forward use and its first backward use; an engine can do only this. NEVER: not at
-all."""
-
 
 class Lists(NamedTuple):
     """Rows of different lengths: row i is ``items[at[i]:at[i + 1]]``."""
@@ -48,10 +43,8 @@ class Graph:
         n_uses: [t] number of operators that read the tensor.
         n_forward: [t] number of uses (production, forward reads) before the tensor may leave in
             its gap.
-        leave: [t] `ANYTIME`, `IN_ITS_GAP` or `NEVER`.
-        parameter: [t] whether the tensor outlives the step: it starts and ends on the host or
-            resident.
-        updates: [m] whether the operator writes the parameters that it reads.
+        leaves: [t] whether the tensor may leave, once, in its gap: between its last forward use and
+            its first backward use. An engine can do only this.
         d2h_s: [t] seconds to copy the tensor out.
         h2d_s: [t] seconds to copy the tensor in.
     """
@@ -66,30 +59,25 @@ class Graph:
     nbytes: Ints
     n_uses: Ints
     n_forward: Ints
-    leave: NDArray[np.int8]
-    parameter: NDArray[np.bool_]
-    updates: NDArray[np.bool_]
+    leaves: NDArray[np.bool_]
     d2h_s: NDArray[np.float64]
     h2d_s: NDArray[np.float64]
 
 
-def graph_of(trace: Trace, hardware: Hardware, *, anything: bool) -> Graph:
+def graph_of(trace: Trace, hardware: Hardware) -> Graph:
     """The graph of a trace.
 
     Args:
         trace: the step.
         hardware: the machine, for the seconds of copies. Each direction has the share
             ``duplex_factor`` of its rate, because swap-outs and swap-ins come in pairs.
-        anything: whether every tensor may move at any time, as in the paper. Otherwise only tensors
-            that a plan can name may move, in their gaps.
     """
     operators, tensors, life = trace.operators, trace.tensors, lifetimes(trace)
     nbytes = np.array([t.nbytes for t in tensors], np.int64)
     sizes, size_of = np.unique(nbytes, return_inverse=True)
     after = _after(trace, life.producer)
-    leave = np.full(len(tensors), ANYTIME if anything else NEVER, np.int8)
-    if not anything:
-        leave[list(life.swappable)] = IN_ITS_GAP
+    leaves = np.zeros(len(tensors), np.bool_)
+    leaves[list(life.swappable)] = True
     forward = [
         (life.producer[t] >= 0) + sum(operators[u].phase == "forward" for u in life.users[t])
         for t in range(len(tensors))
@@ -105,9 +93,7 @@ def graph_of(trace: Trace, hardware: Hardware, *, anything: bool) -> Graph:
         nbytes=nbytes,
         n_uses=np.array([len(users) for users in life.users], np.int64),
         n_forward=np.array(forward, np.int64),
-        leave=leave,
-        parameter=np.array([t.role == "parameter" for t in tensors], np.bool_),
-        updates=np.array([o.kind == "optimizer" for o in operators], np.bool_),
+        leaves=leaves,
         d2h_s=_copy_s(nbytes, hardware.d2h_bytes_per_s, hardware),
         h2d_s=_copy_s(nbytes, hardware.h2d_bytes_per_s, hardware),
     )

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from cswap.plan.swapadvisor.graph import IN_ITS_GAP
 from cswap_kernels.jit import njit
 from cswap_kernels.uncounted import inlined, uncounted
 
@@ -15,9 +14,9 @@ if TYPE_CHECKING:
 
     _Indices = NDArray[np.int64]
 
-UNMADE, DIRTY, CLEAN, AWAY, DEAD = 0, 1, 2, 3, 4
-"""State of a tensor. UNMADE: not yet produced. DIRTY: on the device only. CLEAN: on the device,
-with an unchanged copy on the host. AWAY: on the host only. DEAD: freed."""
+UNMADE, HERE, AWAY, DEAD = 0, 1, 2, 3
+"""State of a tensor. UNMADE: not yet produced. HERE: on the device. AWAY: on the host. DEAD:
+freed."""
 
 COMPUTE, OUT, IN = 0, 1, 2
 
@@ -33,9 +32,7 @@ class Tables(NamedTuple):
     nbytes: NDArray[np.int64]
     n_uses: NDArray[np.int64]
     n_forward: NDArray[np.int64]
-    leave: NDArray[np.int8]
-    parameter: NDArray[np.bool_]
-    updates: NDArray[np.bool_]
+    leaves: NDArray[np.bool_]
     d2h_s: NDArray[np.float64]
     h2d_s: NDArray[np.float64]
     cls: NDArray[np.int64]  # [t] class
@@ -53,7 +50,6 @@ class State(NamedTuple):
     end_s: NDArray[np.float64]  # [t] when its last operator ended
     host_s: NDArray[np.float64]  # [t] when it is on the host
     user: NDArray[np.int64]  # [t] place in the schedule of its last operator
-    initial: NDArray[np.bool_]  # [t] parameters that are resident when the step starts
     left: NDArray[np.bool_]  # [t]
     held: NDArray[np.int64]  # [objects] tensor, or -1
     free_s: NDArray[np.float64]  # [objects] when it became free
@@ -82,10 +78,9 @@ def scan(g: Tables, s: State, order: _Indices) -> None:
             t = g.out_items[j]
             s.user[t] = i
             ready_s = max(ready_s, _take(g, s, t, i, at, places))
-            s.where[t] = DIRTY
+            s.where[t] = HERE
         s.clock[COMPUTE] = ready_s + g.seconds[k]
         _end(g, s, k)
-    _repeat(g, s)
 
 
 @inlined
@@ -108,22 +103,15 @@ def _users(g: Tables, order: _Indices) -> tuple[_Indices, _Indices]:
 
 @inlined
 def _begin(g: Tables, s: State, at: _Indices, places: _Indices) -> None:
-    """Place the tensors that exist when the step starts: inputs, and resident parameters."""
+    """Place the tensors that exist when the step starts: its inputs."""
     made = np.zeros(len(g.nbytes), np.bool_)
     for j in range(len(g.out_items)):
         made[g.out_items[j]] = True
     before = np.int64(-1)  # int64 like all places: `_take` is compiled only once
     for t in range(len(made)):
-        if not made[t] and not g.parameter[t]:
+        if not made[t]:
             _take(g, s, t, before, at, places)
-            s.where[t] = DIRTY
-    for t in range(len(made)):
-        if g.parameter[t]:
-            s.initial[t] = s.initial[t] and s.n_free[g.cls[t]] > 0
-            s.where[t] = AWAY
-            if s.initial[t]:
-                _take(g, s, t, before, at, places)
-                s.where[t] = CLEAN
+            s.where[t] = HERE
 
 
 @inlined
@@ -154,15 +142,10 @@ def _victim(g: Tables, s: State, c: int, i: int, at: _Indices, places: _Indices)
     found, furthest, found_old = -1, -1, False
     for place in range(g.first[c], g.first[c + 1]):
         t = s.held[place]
-        if t < 0 or s.user[t] == i or g.leave[t] > IN_ITS_GAP:
+        if t < 0 or s.user[t] == i or not g.leaves[t] or s.touched[t] != g.n_forward[t]:
             continue
-        if g.leave[t] == IN_ITS_GAP and s.touched[t] != g.n_forward[t]:
-            continue
-        if s.read[t] < g.n_uses[t]:
-            following = places[at[t] + s.read[t]]
-        else:  # a parameter: in the next step
-            following = len(g.seconds) + places[at[t]]
-        old = s.where[t] == CLEAN or s.clock[COMPUTE] - s.end_s[t] >= g.d2h_s[t]
+        following = places[at[t] + s.read[t]]
+        old = s.clock[COMPUTE] - s.end_s[t] >= g.d2h_s[t]
         if (old and not found_old) or (old == found_old and following > furthest):
             found, furthest, found_old = t, following, old
     return found
@@ -173,15 +156,11 @@ def _leave(g: Tables, s: State, t: int) -> float:
     """Swap a tensor out; return the time at which its object is free."""
     s.held[s.place[t]] = -1
     s.place[t] = -1
-    if s.where[t] == DIRTY:
-        s.clock[OUT] = max(s.clock[OUT], s.end_s[t]) + g.d2h_s[t]
-        s.host_s[t] = s.clock[OUT]
-        s.totals[1] += g.nbytes[t]
-    elif s.touched[t] == 0:
-        s.initial[t] = False  # it leaves unused: it should not be resident when the step starts
+    free_s: float = max(s.clock[OUT], s.end_s[t]) + g.d2h_s[t]
+    s.clock[OUT] = s.host_s[t] = free_s
+    s.totals[1] += g.nbytes[t]
     s.where[t] = AWAY
     s.left[t] = True
-    free_s: float = max(s.host_s[t], s.end_s[t])
     return free_s
 
 
@@ -192,18 +171,16 @@ def _bring(g: Tables, s: State, t: int, i: int, at: _Indices, places: _Indices) 
     there_s: float = max(s.clock[IN], ready_s, s.host_s[t]) + g.h2d_s[t]
     s.clock[IN] = there_s
     s.totals[1] += g.nbytes[t]
-    s.where[t] = CLEAN
+    s.where[t] = HERE
     return there_s
 
 
 @inlined
 def _end(g: Tables, s: State, k: int) -> None:
-    """End operator k: mark updated parameters as changed, free tensors without later readers."""
+    """End operator k: free tensors without later readers."""
     for j in range(g.in_at[k], g.in_at[k + 1]):
         t = g.in_items[j]
         s.read[t] += 1
-        if g.updates[k] and g.parameter[t]:
-            s.where[t] = DIRTY
         _touched(g, s, t)
     for j in range(g.out_at[k], g.out_at[k + 1]):
         _touched(g, s, g.out_items[j])
@@ -213,7 +190,7 @@ def _end(g: Tables, s: State, k: int) -> None:
 def _touched(g: Tables, s: State, t: int) -> None:
     s.touched[t] += 1
     s.end_s[t] = s.clock[COMPUTE]
-    if s.read[t] < g.n_uses[t] or g.parameter[t]:
+    if s.read[t] < g.n_uses[t]:
         return
     s.where[t] = DEAD
     place = s.place[t]
@@ -224,17 +201,3 @@ def _touched(g: Tables, s: State, t: int) -> None:
     s.queue[g.first[c] + (s.head[c] + s.n_free[c]) % count] = place
     s.n_free[c] += 1
     s.held[place], s.place[t], s.free_s[place] = -1, -1, s.end_s[t]
-
-
-@inlined
-def _repeat(g: Tables, s: State) -> None:
-    """Move parameters back to their places at the start of the step."""
-    for t in range(len(g.nbytes)):
-        if not g.parameter[t]:
-            continue
-        if s.where[t] == DIRTY and not s.initial[t]:
-            s.clock[OUT] = max(s.clock[OUT], s.end_s[t]) + g.d2h_s[t]
-            s.totals[1] += g.nbytes[t]
-        elif s.where[t] == AWAY and s.initial[t]:
-            s.clock[IN] = max(s.clock[IN], s.host_s[t]) + g.h2d_s[t]
-            s.totals[1] += g.nbytes[t]

@@ -6,8 +6,10 @@ that class is swapped out: the one whose next use is furthest in the future (Bel
 last use is at least a threshold ago go before all others.
 
 There are three streams. An operator waits for the swap-ins of its inputs. A swap-in waits for the
-swap-out whose object it takes. A swap-out waits for the last operator that used its tensor. A
-tensor with an unchanged copy on the host leaves without a copy.
+swap-out whose object it takes. A swap-out waits for the last operator that used its tensor.
+
+The paper moves any tensor at any time, parameters included. Here only saved tensors move, once
+each, since an engine can do no more.
 
 The paper gives no threshold; ours is the duration of the swap-out. Among the free objects of a
 class, the one that has been free the longest is taken, so that swap-ins start early. If no tensor
@@ -21,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from cswap.plan.swapadvisor.pools import object_bytes
-from cswap.plan.swapadvisor.scan import CLEAN, DIRTY, State, Tables, scan
+from cswap.plan.swapadvisor.scan import State, Tables, scan
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -47,18 +49,9 @@ class Swaps(NamedTuple):
 
 
 def swaps_of(graph: Graph, order: NDArray[np.int64], pools: Pools) -> Swaps:
-    """Plan and time the swaps of a schedule in these pools.
-
-    There are two passes. Parameters that are resident at the end of the first pass are resident at
-    the start of the second, so that the plan can repeat in every step.
-    """
-    tables, initial = _tables(graph, pools), np.zeros(len(graph.nbytes), np.bool_)
-    if graph.parameter.any():
-        state = _state(tables, initial)
-        scan(tables, state, order)
-        on_device = (state.where == DIRTY) | (state.where == CLEAN)
-        initial = graph.parameter & on_device
-    state = _state(tables, initial)
+    """Plan and time the swaps of a schedule in these pools."""
+    tables = _tables(graph, pools)
+    state = _state(tables)
     scan(tables, state, order)
     overflow, copied = state.totals.tolist()
     return Swaps(float(state.clock.max()), overflow, state.left, copied)
@@ -67,14 +60,13 @@ def swaps_of(graph: Graph, order: NDArray[np.int64], pools: Pools) -> Swaps:
 def _tables(graph: Graph, pools: Pools) -> Tables:
     return Tables(
         *(graph.seconds, *graph.inputs, *graph.outputs, graph.nbytes, graph.n_uses),
-        *(graph.n_forward, graph.leave, graph.parameter, graph.updates),
-        *(graph.d2h_s, graph.h2d_s, pools.cls[graph.size_of]),
+        *(graph.n_forward, graph.leaves, graph.d2h_s, graph.h2d_s, pools.cls[graph.size_of]),
         np.concatenate([[0], np.cumsum(pools.cnt)]).astype(np.int64),
         object_bytes(graph.sizes, pools.cls),
     )
 
 
-def _state(tables: Tables, initial: NDArray[np.bool_]) -> State:
+def _state(tables: Tables) -> State:
     n, classes, objects = len(tables.nbytes), len(tables.object_bytes), int(tables.first[-1])
     return State(
         where=np.zeros(n, np.int8),
@@ -84,7 +76,6 @@ def _state(tables: Tables, initial: NDArray[np.bool_]) -> State:
         end_s=np.zeros(n),
         host_s=np.zeros(n),
         user=np.full(n, -1, np.int64),
-        initial=initial.copy(),
         left=np.zeros(n, np.bool_),
         held=np.full(objects, -1, np.int64),
         free_s=np.zeros(objects),

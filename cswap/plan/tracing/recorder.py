@@ -113,13 +113,12 @@ class Recorder(TorchDispatchMode):
         self,
         owned: Iterable[torch.Tensor],
         *,
-        parameters: Iterable[tuple[str, torch.Tensor]] = (),
         min_bytes: int,
         workspace: operators.Workspace = "none",
         timer: Timer | None = None,
         sampler: Sampler | None = None,
     ) -> None:
-        """Args: owned: resident tensors, not in the trace; parameters: by name, in the trace."""
+        """Args: owned: resident tensors, not in the trace."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.phase = "forward"
         self.operators: list[RecordedOperator] = []
@@ -132,8 +131,6 @@ class Recorder(TorchDispatchMode):
         self._modules: list[str] = [""]
         self._module_of_node: dict[int, str] = {}
         self._unpacked: list[Use] = []
-        for name, parameter in parameters:
-            self.name(parameter, name, "parameter")
 
     def __torch_dispatch__(
         self,
@@ -208,8 +205,6 @@ class Recorder(TorchDispatchMode):
         if _key(tensor) in self._owned or not tensor.untyped_storage().nbytes():
             return kept, None
         storage = self._storage(tensor, "saved")
-        if storage.role == "parameter":
-            return kept, (_key(tensor), *byte_range(tensor))
         if self.phase == "forward" and self._positions.add(tensor, storage.regions, storage.writes):
             region = storage.regions[-1]
             storage.samples.append(None if self._sampler is None else self._sampler(kept, region))

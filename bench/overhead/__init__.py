@@ -1,1 +1,0 @@
-"""`python -m bench overhead`: the cost of hooks beyond kernels."""

@@ -1,1 +1,0 @@
-"""`python -m bench plans`: planning policies beside each other, simulated."""
