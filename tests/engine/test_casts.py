@@ -105,17 +105,6 @@ def test_without_other_ways_only_copies_of_weights_are_computed_again():
     assert stats.kept_by_reason.get("parameter", 0) == 0
 
 
-def test_copies_have_no_place_in_a_plan():
-    # Its positions are those of tensors that may leave, and a copy of a parameter is none.
-    net = perceptron()
-    with cswap.install(net, min_bytes=0, policy="vdnn-all") as handle:
-        in_turn(net, sgd(net.parameters()))
-        stats = handle.stats
-    assert stats.kept_by_reason["parameter"] == 6 * 2
-    assert stats.fallbacks == 0
-    assert stats.swapped
-
-
 def test_where_nothing_is_computed_again_copies_stay():
     net = perceptron()
     handle = cswap.install(net, min_bytes=0, slowdown=1e3, remat=False)

@@ -79,3 +79,26 @@ def test_the_peak_is_what_the_simulator_said(name, share):
     # The simulator counts what an operator makes from its start, autograd's hooks from its saving:
     # by then what the operator has read may be gone.
     assert 0.85 * simulated.peak_bytes <= saved.curve.peak <= 1.05 * simulated.peak_bytes
+
+
+def test_copies_of_weights_have_no_place_in_a_plan():
+    # Autocast makes them, and they are no tensors that may leave.
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
+    forward, x = model.forward, torch.randn(64, 256)
+
+    def mixed(x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return forward(x)
+
+    model.forward = mixed
+    expected = gradients(model, x)
+    trace = trace_of(model, x)
+    plan = make_plan(trace, FAST, max(live_bytes(trace)), "vdnn-all", recompute=False)
+    with cswap.install(model, plan=plan, min_bytes=MIN_BYTES) as handle:
+        for _ in range(3):
+            assert all(map(torch.equal, gradients(model, x), expected))
+        stats = handle.stats
+    assert stats.kept_by_reason["parameter"] == 3 * 3  # the first layer needs none
+    assert stats.swapped
+    assert not stats.fallbacks, stats.fallbacks_by_reason
