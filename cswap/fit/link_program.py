@@ -5,12 +5,12 @@ Note [a link and the computation that hides it]
 A step is cut into slots. In each, so many bytes go out and come back as the link carries in the
 slot's time: of the program's own computation, of operators that run again and of kernels of
 codecs, and of the stall that the plan allows there. A tensor leaves in later slots than the one in
-which it is saved, and is back in the slot in which it is needed, or before, but not before backward has begun, whose first
-tensors the computation waits for. Few bytes wait to
-leave, or are back early: beyond that, the engine stalls the computation (replay/link.py). A tensor
-that was copied in part is held as a whole, so the largest one that moves counts besides. So does
-the memory that encodings pass through: as much as the largest of them needs. The host leads by some
-time in each slot: its work for tensors makes that shorter, and whatever makes the computation
+which it is saved, and is back in the slot in which it is needed, or before. Nothing comes back
+before backward has begun, so the computation waits for the tensors that it needs first. Few bytes
+wait to leave, or are back early: beyond that, the engine stalls the computation (replay/link.py). A
+tensor that was copied in part is held as a whole, so the largest one that moves counts besides. So
+does the memory that encodings pass through: as much as the largest of them needs. The host leads by
+some time in each slot: its work for tensors makes that shorter, and whatever makes the computation
 longer makes it longer. Where it would be negative, the computation stalls.
 """
 
