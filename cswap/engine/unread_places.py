@@ -125,7 +125,10 @@ class UnreadPlaces:
                 if node is not None and unread_slot(node, packed) is not None:
                     if self._drop(one):
                         packed.let_go()
-                        self._counters.unread.append(packed.place.nbytes)
+                        if packed.place.unread == "numbered":
+                            self._counters.unread.append(packed.place.nbytes)
+                        else:  # its bytes are counted where they were saved first
+                            self._counters.share()
                 elif node is not None or self._n_looks > one.last:
                     self._give_up(one, packed)
 

@@ -371,6 +371,9 @@ def test_others_that_save_the_same_memory_have_its_values(let_go):
         for _ in range(STEPS + 1):
             assert equal(grads(engine, many, x), wanted)
         assert_empty(engine)
+        found = engine.stats
+        assert "unread" not in found.by_codec  # no byte goes that is not counted for the others
+        assert found.deduplicated >= 2 * STEPS
     assert len(let_go) == 2 * STEPS
 
 
