@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from bench.alone.trainer import OFF, WAYS, Order, Step, serve
 from bench.workloads.turns import turns
 from cswap.errors import CswapError
-from cswap.experiments.meters.timing import Timing, timing_of
+from cswap.experiments.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,7 @@ import cswap
 from bench.alone.memory import fresh_pages, own_bytes, peak_own_bytes
 from bench.fit.models import WithLoss
 from bench.workloads.methods import METHODS
-from cswap.experiments.workloads.tasks import make_task
+from bench.workloads.tasks import make_task
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from bench.workloads.lockstep import Lockstep, Log, Replica
-    from cswap.experiments.meters.saved_bytes import Curve
+    from bench.workloads.saved_bytes import Curve
 
 N_SETTLING_TIMES = 3  # the first steps of a run meet cold caches and are not timed
 

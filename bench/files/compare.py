@@ -13,12 +13,14 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from cswap.experiments.files.kinds import Kind, Measure, ResultFileError, at, kind_of, load, rows_of
+from bench.files.kinds import Kind, Measure, at, kind_of, rows_of
+from cswap.experiments.files.reading import ResultFileError, load
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from cswap.experiments.files.kinds import Document, Fields
+    from bench.files.kinds import Fields
+    from cswap.experiments.files.reading import Document
 
 VERSION: Final = 1
 NOTE: Final = (
@@ -180,23 +182,13 @@ def _some(rows: dict[tuple[str, ...], Fields]) -> str:
 
 
 def _differences(a: Fields, b: Fields) -> list[tuple[str, str, str]]:
-    # The digests of the measured files (see `cswap.experiments.files.measured_code`) say nothing to
-    # a reader: the number of files that differ does.
-    mine, its = ({**environment} for environment in (a, b))
-    files = [_digests(environment.pop("measures", None)) for environment in (mine, its)]
-    mine, its = _flat(mine), _flat(its)
-    n_changed = sum(files[0].get(n) != files[1].get(n) for n in {*files[0], *files[1]})
-    changed = [("measured files that differ", "-", str(n_changed))] if n_changed else []
-    return changed + [
+    # Older files hold digests of the measured files, which say nothing to a reader.
+    mine, its = (_flat({**environment, "measures": ""}) for environment in (a, b))
+    return [
         (name, mine.get(name, "-"), its.get(name, "-"))
         for name in dict.fromkeys((*mine, *its))
         if mine.get(name) != its.get(name)
     ]
-
-
-def _digests(measures: object) -> dict[str, Any]:
-    found = measures.get("files") if isinstance(measures, dict) else None
-    return found if isinstance(found, dict) else {}
 
 
 def _flat(fields: Fields, before: str = "") -> dict[str, str]:

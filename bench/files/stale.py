@@ -1,43 +1,43 @@
 """`python -m bench stale`: committed results that are older than the code that they measure.
 
-A result names the code that its figures depend on and the digests of its files
-(`cswap.experiments.files.measured_code`). Older files have a commit only: the code at that commit
-is compared then. Messages to people may be others since then. `make release` refuses results that
-are stale.
+A kind of result names the code that its figures depend on (`bench.files.measured_code`). That code
+is compared with its state at the result's commit. Comments, docstrings, line breaks and messages to
+people do not count: no figure depends on them. `make release` refuses results that are stale.
 """
 
 from __future__ import annotations
 
+import ast
+import re
 import shutil
 import subprocess
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from cswap.experiments.files.kinds import ResultFileError, kind_of, load
-from cswap.experiments.files.measured_code import (
-    ROOT,
-    SUFFIXES,
-    differ_in_messages_alone,
-    digest,
-    digests,
-    fingerprint,
-    included,
-    is_measured,
-    paths_of,
-)
+from bench.files.kinds import kind_of
+from bench.files.measured_code import paths_of
+from cswap.experiments.files.environment import ROOT
+from cswap.experiments.files.reading import ResultFileError, load
 from cswap.experiments.files.resumable import SUFFIX
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 MOST_NAMED: Final = 4
 """Folders with changed files that are named per result."""
+
+SUFFIXES: Final = (".py", ".json")
+"""Suffixes of the files that count."""
+
+_SENTENCE: Final = re.compile(r"[A-Z].* .*\.")
+"""A string that is read by people."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +46,11 @@ class Check:
 
     Attributes:
         name: name of the file, relative to the repository's root.
-        commit: commit of the measurement; "" if unknown.
+        commit: commit whose code was measured; "" if unknown.
         command: command that makes the result.
         changed: files that differ, are gone, or are new since then.
         why: the reason why nothing could be compared; "" if something was.
-        commits: number of later commits that touch the changed files; None without git.
+        commits: number of later commits that touch the changed files.
     """
 
     name: str
@@ -58,7 +58,7 @@ class Check:
     command: str
     changed: tuple[str, ...]
     why: str = ""
-    commits: int | None = None
+    commits: int = 0
 
     @property
     def is_stale(self) -> bool:
@@ -74,63 +74,88 @@ def check(path: Path, root: Path = ROOT) -> Check:
     """
     document = load(path)
     environment = document["environment"]
-    commit = str(environment.get("cswap_commit") or "")
+    paths = paths_of(kind_of(document, path).name)
+    commit = _measured_at(environment, path, root)
     name = path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
     about = (name, commit, str(environment.get("command") or "an unknown command"))
-    record = environment.get("measures")
-    today = paths_of(kind_of(document, path).name)
-    if isinstance(record, dict) and record.get("paths") and isinstance(record.get("files"), dict):
-        paths = (*included(record["paths"]), *(p for p in today if p.startswith("!")))
-        before: dict[str, str] | None = {
-            n: one for n, one in record["files"].items() if is_measured(n, paths)
-        }
-    else:
-        paths = today
-        if environment.get("cswap_modified"):
-            return Check(*about, (), "measured with changes that were not committed")
-        before = at_commit(commit, paths, root)
     if not paths:
         return Check(*about, (), "nobody has said which code it measures")
-    if before is None:
+    if not commit:
+        return Check(*about, (), "measured with changes that were not committed")
+    changed = changed_code(commit, paths, root)
+    if changed is None:
         return Check(*about, (), "its commit is not known here")
-    now = fingerprint(paths, root)
-    changed = tuple(
+    since = changed and _git(root, "log", "--format=%h", f"{commit}..HEAD", "--", *changed)
+    return Check(*about, changed, commits=len((since or "").splitlines()))
+
+
+def _measured_at(environment: dict[str, Any], path: Path, root: Path) -> str:
+    # The commit that was measured, or confirmed; changes of it were committed with the result.
+    found = environment.get("confirmed") or environment
+    if isinstance(found, dict) and not found.get("cswap_modified"):
+        return str(found.get("cswap_commit") or "")
+    return (_git(root, "log", "-1", "--format=%H", "--", str(path)) or "").strip()
+
+
+def changed_code(commit: str, paths: Sequence[str], root: Path) -> tuple[str, ...] | None:
+    """The files whose code is another one than at a commit; None without git or that commit.
+
+    Args:
+        commit: a commit.
+        paths: files and folders; those after "!" are left out.
+        root: of the repository.
+    """
+    where = [f":(exclude){path[1:]}" if path.startswith("!") else path for path in paths]
+    differ = _git(root, "diff", "--name-only", "--no-renames", commit, "--", *where)
+    if differ is None:
+        return None
+    new = _git(root, "ls-files", "--others", "--exclude-standard", "--", *where) or ""
+    return tuple(
         name
-        for name in sorted({*before, *now})
-        if before.get(name) != now.get(name)
-        and not _is_reworded(commit, name, before.get(name), root)
+        for name in sorted({*differ.splitlines(), *new.splitlines()})
+        if name.endswith(SUFFIXES)
+        and code_of(name, _text_at(commit, name, root)) != code_of(name, _text(root / name))
     )
-    return Check(*about, changed, commits=_commits_since(commit, changed, root))
 
 
-def at_commit(commit: str, paths: Iterable[str], root: Path = ROOT) -> dict[str, str] | None:
-    """`fingerprint` of the code at a commit; None without git or for a commit that it lacks."""
-    paths = tuple(paths)
-    command = ("ls-tree", "-r", "--name-only", commit, "--", *included(paths))
-    listed = _git(root, *command) if commit else None
-    if listed is None:
-        return None
-    names = [n for n in listed.splitlines() if n.endswith(SUFFIXES) and is_measured(n, paths)]
-    texts = {name: _git(root, "show", f"{commit}:{name}") or "" for name in names}
-    return digests(texts.items())
+@cache
+def _text_at(commit: str, name: str, root: Path) -> str:
+    return _git(root, "show", f"{commit}:{name}") or ""
 
 
-def _is_reworded(commit: str, name: str, digest_then: str | None, root: Path) -> bool:
-    # Whether a message alone is another one. The commit must have the text that was measured.
-    file = root / name
-    if file.suffix != ".py" or not (digest_then and file.is_file()):
-        return False
-    text = _git(root, "show", f"{commit}:{name}") if commit else None
-    if text is None or digest(name, text) != digest_then:
-        return False
-    return differ_in_messages_alone(text, file.read_text(encoding="utf-8"))
+def _text(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
 
 
-def _commits_since(commit: str, changed: Sequence[str], root: Path) -> int | None:
-    if not commit or not changed:
-        return None
-    listed = _git(root, "log", "--format=%h", f"{commit}..HEAD", "--", *changed)
-    return None if listed is None else len(listed.splitlines())
+@cache
+def code_of(name: str, text: str) -> str:
+    r"""What counts of a file: of Python, the syntax without docstrings and messages to people.
+
+    >>> code_of("a.py", "x = 1  # one") == code_of("b.py", "'Doc.'\n\nx = 1\n")
+    True
+    >>> code_of("a.py", "raise E('It is bad.')") == code_of("a.py", "raise E('It is no file.')")
+    True
+    >>> code_of("a.py", "get('zvc')") == code_of("a.py", "get('csr')")
+    False
+    """
+    if not name.endswith(".py"):
+        return text
+    try:
+        return ast.dump(_Code().visit(ast.parse(text)))
+    except SyntaxError:
+        return text
+
+
+class _Code(ast.NodeTransformer):
+    # Strings that are a statement of their own go; sentences are all alike.
+
+    def visit_Expr(self, node: ast.Expr) -> ast.AST | None:
+        alone = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if alone else self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+        is_said = isinstance(node.value, str) and _SENTENCE.fullmatch(node.value)
+        return ast.Constant("") if is_said else node
 
 
 def _git(root: Path, *arguments: str) -> str | None:
@@ -148,8 +173,8 @@ def result_files(folder: Path) -> list[Path]:
 
 def _lines(one: Check) -> list[str]:
     # The state of a result, and the command that makes it again.
-    since = "" if one.commits is None else f" in {one.commits} commits"
-    why = one.why or f"{len(one.changed)} files changed since{since}: {_by_folder(one.changed)}"
+    since = f"{len(one.changed)} files changed since in {one.commits} commits"
+    why = one.why or f"{since}: {_by_folder(one.changed)}"
     measured = f"{one.name}, measured at {one.commit[:7] or 'an unknown commit'}"
     return [measured, why, f"again: {one.command}"]
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bench.gpu.samples import Sample
     from cswap.codecs.base import Codec
     from cswap.codecs.launcher import LaunchShape
-    from cswap.experiments.meters.timing import Timing
+    from cswap.experiments.timing import Timing
 
 MIB: Final = 1 << 20
 COPY: Final = "copy"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.errors import UnsupportedError
-from cswap.experiments.drawing.labels import place
+from cswap.experiments.labels import place
 from cswap.palette import BLUE, CYCLE, GREEN, GREY
 from cswap.report.figure import new_figure, png_of
 from cswap.report.log_axis import plain_ticks

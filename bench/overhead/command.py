@@ -18,8 +18,8 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.writing import write
-from cswap.experiments.meters.timing import Timing, interleaved
 from cswap.experiments.options import N_THREADS, writable_file
+from cswap.experiments.timing import Timing, interleaved
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
@@ -130,7 +130,7 @@ def main(
     torch.set_num_threads(N_THREADS)
     if quick:
         rounds = min(rounds, 2)
-    console, where = Console(), environment("overhead")
+    console, where = Console(), environment()
     with Progress(console=console, transient=True) as progress:
         bar = progress.add_task("tensors that stay", total=4)
         rows = {f"{name}: above an identity hook": us for name, us in _ineligible(rounds).items()}

@@ -14,7 +14,7 @@ from bench.workloads.methods import METHODS, NotInstalledError
 from bench.workloads.modes import PINS
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
-from cswap.experiments.meters.timing import Timing, interleaved
+from cswap.experiments.timing import Timing, interleaved
 
 if TYPE_CHECKING:
     from collections.abc import Callable

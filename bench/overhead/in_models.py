@@ -16,7 +16,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from bench.overhead import swapped
-from cswap.experiments.meters.timing import Timing, timing_of
+from cswap.experiments.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -22,7 +22,7 @@ from cswap.codecs.layout import copy_bytes
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
-from cswap.experiments.meters.timing import Timing, interleaved, timing_of
+from cswap.experiments.timing import Timing, interleaved, timing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,20 +10,21 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from bench.codecs import tables as codec_report
 from bench.drawing.steps import MIB, UNKNOWN
 from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
 from bench.overhead import hook_costs
 from bench.pages import decision_tables, gpu_tables, step_tables, twin_tables
+from bench.pages import experiment_tables as experiments
+from bench.pages.committed import RESULTS
+from bench.pages.committed import as_markdown as _markdown
+from bench.pages.committed import load as _load
+from bench.pages.committed import where as _where
 from bench.pages.folding import folded
 from bench.pages.versions import versions_table
 from bench.papers.report import HEADINGS, networks, summary
-from cswap.experiments.codecs import tables as codec_report
-from cswap.experiments.files.committed import RESULTS, ROOT, NotReadError, is_given
-from cswap.experiments.files.committed import as_markdown as _markdown
-from cswap.experiments.files.committed import load as _load
-from cswap.experiments.files.committed import where as _where
-from cswap.experiments.pages import tables as experiments
+from cswap.experiments.files.environment import ROOT
 from cswap.schema.reading import read_object
 
 PAGES: Final = (
@@ -157,8 +158,6 @@ def paper_networks_table() -> str:
 
 def results_table() -> str:
     """Every committed result file with the command that made it."""
-    if is_given():
-        raise NotReadError("all")  # a table of no single file
     rows = []
     for path in sorted(RESULTS.parent.rglob("*.json")):
         e = read_object(path, "file").get("environment", {})

@@ -20,23 +20,13 @@ N_THREADS: Final = 2
 results between machines."""
 
 RESULTS: Final = Path("cswap-results")
-"""Folder of `cswap bench`'s results, in the current folder; `python -m bench` has its own."""
+"""Folder of `cswap bench`'s results, in the current folder."""
 
 INTERRUPTED: Final = 130
 """Exit code that a shell reports for a process that Ctrl-C ended."""
 
 Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfinished run.")]
 """Option of commands that keep finished parts in a file (`cswap.experiments.files.resumable`)."""
-
-
-def results_folder(context: typer.Context) -> Path:
-    """Folder of a command's results without --out: that of the program, else `RESULTS`."""
-    return context.obj if isinstance(context.obj, Path) else RESULTS
-
-
-def is_cswap_bench(context: typer.Context) -> bool:
-    """Whether the program is `cswap bench`, which keeps the results of every run."""
-    return results_folder(context) == RESULTS
 
 
 def needs(command: str, *modules: str) -> None:

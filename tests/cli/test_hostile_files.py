@@ -7,6 +7,7 @@ of other types and sizes, keys renamed, doubled or left out, deep nesting, absur
 from __future__ import annotations
 
 import functools
+import importlib
 import io
 import json
 import logging
@@ -207,20 +208,18 @@ def read_timeline(path):
 
 
 def read_result(path):
+    from bench.files import kinds
     from bench.files.compare import compare as compare_results
-    from bench.pages import readme
-    from cswap.experiments.drawing import html_page as page
-    from cswap.experiments.files import kinds
-    from cswap.experiments.pages import report
+    from bench.pages.report import grids
+    from cswap.experiments import html_page, results_page
+    from cswap.experiments.files.reading import load
 
     own = RESULTS / "swap.json"
-    mine, its = kinds.load(path), kinds.load(own)
+    mine, its = load(path), load(own)
     if (kind := kinds.kind_of(mine, path)) is kinds.kind_of(its, own):
         compare_results(mine, its, kind)
-    found, notes = report.results(path.parent)
-    sections = report.sections(path.parent, found, report.Makers(readme.TABLES))
-    page.render("results", sections)
-    report.markdown(path.parent, sections, notes)
+    sections, _ = results_page.sections(path.parent, {kind.name: lambda d: grids(kind, d)})
+    html_page.render("results", sections)
 
 
 def for_this_machine(name: str) -> Callable[[], bytes]:
@@ -319,6 +318,8 @@ def command_line(*words: str) -> tuple[object, str, str]:
     sys.argv, code = ["cswap", *words], 0
     try:
         with redirect_stdout(out), redirect_stderr(err):
+            if words[0] == "bench":
+                importlib.import_module("bench.__main__").app(list(words[1:]))
             cli.main()
     except SystemExit as leaving:
         code = leaving.code  # type: ignore[assignment]

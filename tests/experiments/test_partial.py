@@ -16,8 +16,8 @@ from bench.__main__ import app
 from bench.overhead import command as overhead
 from bench.plans import command as plans
 from cswap.errors import ConfigError
-from cswap.experiments.codecs import command as codecs
-from cswap.experiments.codecs import contenders
+from cswap.experiments.codecs import contenders, measuring
+from cswap.experiments.files import environment
 from cswap.experiments.files import resumable as partial
 from cswap.experiments.files.resumable import Partial, stored
 from cswap.experiments.files.writing import write
@@ -96,9 +96,8 @@ def test_unknown_names_get_one_line(command, option, tmp_path):
 
 
 def test_figures_of_different_code_are_not_mixed(tmp_path, monkeypatch):
-    def of(digest, commit):
-        measures = {"paths": ["a.py"], "files": {"a.py": digest}}
-        return lambda kind: {"cswap_commit": commit, "measures": measures}
+    def of(code, commit):
+        return lambda: {"cswap_commit": commit, "code": code}
 
     out = tmp_path / "result.json"
     monkeypatch.setattr(partial, "environment", of("1", "first"))
@@ -107,6 +106,19 @@ def test_figures_of_different_code_are_not_mixed(tmp_path, monkeypatch):
     assert begin(out).went_on == 1  # a commit that leaves the measured code as it was
     monkeypatch.setattr(partial, "environment", of("2", "second"))
     assert begin(out).went_on == 0
+
+
+def test_the_digest_of_the_code_changes_with_any_source(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    (tmp_path / "cswap").mkdir()
+    digests = []
+    for name, text in (("a.py", "x = 1"), ("a.py", "x = 2"), ("b.py", ""), ("a.txt", "")):
+        (tmp_path / "cswap" / name).write_text(text)
+        environment.code_digest.cache_clear()
+        digests.append(environment.code_digest())
+    environment.code_digest.cache_clear()
+    assert len(set(digests[:3])) == 3
+    assert digests[3] == digests[2]
 
 
 def test_an_unreadable_unfinished_file_counts_as_none(tmp_path):
@@ -132,7 +144,7 @@ def test_codecs_go_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(case, 1, names)
 
-    monkeypatch.setattr(codecs, "measure", measure)
+    monkeypatch.setattr(measuring, "measure", measure)
 
     def run():
         options = ["--quick", "--families", "values", "--codecs", "raw", "--threads", "1"]

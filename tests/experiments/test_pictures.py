@@ -12,9 +12,10 @@ import pytest
 pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
 
+from bench.codecs import plots as bench_plots
 from cswap import palette
 from cswap.experiments.codecs import plots
-from cswap.experiments.drawing.labels import place
+from cswap.experiments.labels import place
 from cswap.report.figure import new_figure
 from cswap.report.log_axis import plain_ticks, ticks
 
@@ -121,22 +122,21 @@ def test_pictures_of_the_committed_results_are_legible(tmp_path, monkeypatch, dt
     import bench.advisor.report
     import bench.swap.report
     from cswap.experiments.accuracy.pictures import pareto
-    from cswap.experiments.accuracy.summary import current
 
-    figures, sparsity = drawn(monkeypatch), plots._sparsity
+    figures, sparsity = drawn(monkeypatch), bench_plots._sparsity
 
     def of_chosen(document, dtype):  # words of a picture take seconds to place
         return sparsity(document, dtype) if dtype in dtypes else None
 
-    monkeypatch.setattr(plots, "_sparsity", of_chosen)
+    monkeypatch.setattr(bench_plots, "_sparsity", of_chosen)
 
     def result(name):
         return json.loads((RESULTS / name).read_text())
 
-    n_codecs = len(plots.draw(result("codecs.json"), tmp_path, "codecs"))
+    n_codecs = len(bench_plots.draw(result("codecs.json"), tmp_path, "codecs"))
     bench.advisor.report.draw(result("advisor.json")["cells"], tmp_path / "advisor.png")
     bench.swap.report.draw(result("swap.json"), tmp_path / "swap.png")
-    pareto(current(result("accuracy/results.json")), tmp_path / "pareto.png")
+    pareto(result("accuracy/results.json"), tmp_path / "pareto.png")
     assert len(figures) == n_codecs + 3
     for figure in figures:
         check(figure)
@@ -153,7 +153,7 @@ def rows(rates):
 
 @pytest.mark.parametrize(("rates", "low"), [([0.01, 4, 5, 6], 1), ([1.5, 4, 5, 6], 1)])
 def test_one_slow_codec_does_not_stretch_the_axis(rates, low):
-    figure = plots._pareto(rows(rates))
+    figure = plots.pareto({"relu float32": rows(rates)})
     assert figure is not None
     panel = figure.axes[0]
     assert panel.get_xlim()[0] > low

@@ -9,12 +9,13 @@ import pytest
 
 pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
 
+from bench.files.kinds import kind_of, rows_of
 from bench.gpu import build
+from bench.pages import committed
 from cswap.codecs import cubins
 from cswap.codecs.launcher import DEFAULT_SHAPE, Arguments, Launcher, LaunchShape
 from cswap.errors import ConfigError, UnsupportedError
-from cswap.experiments.files.committed import reading
-from cswap.experiments.files.kinds import kind_of, load, rows_of
+from cswap.experiments.files.reading import load
 from cswap_kernels.cuda import compiler
 from cswap_kernels.cuda.compiler import Cubin
 
@@ -131,8 +132,8 @@ def test_a_build_is_recorded_as_a_result_file(tmp_path, monkeypatch):
     (found,) = rows_of(kind, document).values()
     assert (found["architectures"], found["n_kernels"]) == ("sm_80, sm_90", 4)
     assert found["nbytes"] == file.stat().st_size
-    with reading({build.FILE: path}):
-        assert "| sm_80, sm_90 | 4 | 1 |" in build.build_table()
+    monkeypatch.setattr(committed, "RESULTS", tmp_path)
+    assert "| sm_80, sm_90 | 4 | 1 |" in build.build_table()
 
 
 def test_every_kernel_has_a_name():

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import cswap
-from cswap.experiments.meters.saved_bytes import Held, SavedBytes
-from cswap.experiments.workloads.small_models import CnnShape, Gpt, GptShape, VggNet
+from bench.workloads.saved_bytes import Held, SavedBytes
+from bench.workloads.small_models import CnnShape, Gpt, GptShape, VggNet
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import Flops, Hardware
 from cswap.plan.planner import plan as make_plan

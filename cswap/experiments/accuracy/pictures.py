@@ -180,9 +180,17 @@ def curves(document: dict[str, Any], path: Path) -> None:
     path.write_bytes(png_of(figure))
 
 
-DRAWN: Final[dict[str, Callable[[dict[str, Any], Path], None]]] = {
-    "pareto": pareto,
-    "heat": heat,
-    "curves": curves,
+DRAWN: Final[dict[str, tuple[Callable[[dict[str, Any], Path], None], str]]] = {
+    "pareto": (pareto, "change of accuracy and validation loss against the swap latency saved"),
+    "heat": (heat, "relative error of gradients by policy and class of module"),
+    "curves": (curves, "training loss by model and policy"),
 }
-"""Function that draws each picture, by name of the file."""
+"""Function that draws each picture, and a description for readers who do not see it, by name."""
+
+
+def draw(document: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the pictures; returns their paths."""
+    paths = [folder / f"{name}.png" for name in DRAWN]
+    for path, (paint, _) in zip(paths, DRAWN.values(), strict=True):
+        paint(document, path)
+    return paths

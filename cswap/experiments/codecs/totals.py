@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cswap.experiments.codecs.contenders import BLOSC, MEMCPY
 from cswap.units import show_bytes
@@ -11,7 +11,8 @@ from cswap.units import show_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from cswap.experiments.codecs.crossovers import Rows
+    Rows = list[dict[str, Any]]
+    """Of a result file."""
 
 EACH: Final = "best of each row"
 """Name of the total in which every data set has its own best lossless codec."""

@@ -2,7 +2,7 @@
 
 A change of the code around a codec makes the results older than the code. The check repeats the
 first training steps under every policy. If their losses have the same bits, the codecs still give
-the same values, and the results are valid. The file then records the digests of today's code.
+the same values, and the results are valid. The file then names today's commit.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.progress import track
 
+from bench.accuracy.tasks import make
 from cswap.errors import ConfigError
-from cswap.experiments.accuracy.tasks import make
 from cswap.experiments.accuracy.train import repeatable, train
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.writing import write
@@ -29,16 +29,15 @@ STEPS: Final = 12
 
 
 def command(file: Path, console: Console) -> None:
-    """Repeat the first steps of a result file; write today's digests to it if all bits agree.
+    """Repeat the first steps of a result file; write today's commit to it if all bits agree.
 
     Raises:
-        ConfigError: the file holds no finished results of the default tasks, or the losses differ.
+        ConfigError: the file holds no finished results, or the losses differ.
     """
     document = read_object(file, "file")
     settings = document.get("settings", {})
-    own = any(settings.get(key) for key in ("data", "quick", "task"))
-    if own or not document.get("complete"):
-        raise ConfigError(f"--confirm: {file} holds no finished results on the default data.")
+    if settings.get("quick") or not document.get("complete"):
+        raise ConfigError(f"--confirm: {file} holds no finished results.")
     for model in track(settings["models"], "Repeating", console=console):
         different = _different(document, model)
         if different:
@@ -46,8 +45,7 @@ def command(file: Path, console: Console) -> None:
                 f"--confirm: {model}: losses under {', '.join(different)} have other bits now. "
                 "Measure again: python -m bench accuracy --again."
             )
-    now = environment("accuracy")
-    document["environment"]["measures"] = now["measures"]
+    now = environment()
     document["environment"]["confirmed"] = {
         "steps": STEPS,
         **{key: now[key] for key in ("cswap_commit", "cswap_modified", "command", "started")},
@@ -59,7 +57,7 @@ def command(file: Path, console: Console) -> None:
 def _different(document: dict[str, Any], model: str) -> list[str]:
     # Policies whose first losses differ from the file's.
     settings = document["settings"]
-    task = make(model, quick=False, n_steps=settings["steps"])
+    task = make(model, n_steps=settings["steps"])
     with repeatable():
         replicas = train(task, settings["policies"], 0, lambda: None, most_steps=STEPS)
     stored = {

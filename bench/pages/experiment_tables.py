@@ -1,16 +1,15 @@
-"""Tables of codecs and of accuracy in Markdown, from the result files of `committed.reading`."""
+"""Tables of codecs and of accuracy in Markdown, from the committed result files."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from cswap.experiments.accuracy.report import markdown
-from cswap.experiments.codecs import tables as codec_report
-from cswap.experiments.codecs.cases import OWN
-from cswap.experiments.files.committed import NotReadError, is_given
-from cswap.experiments.files.committed import as_markdown as _markdown
-from cswap.experiments.files.committed import load as _load
-from cswap.experiments.files.committed import where as _where
+from bench.codecs import tables as codec_report
+from bench.pages.committed import as_markdown as _markdown
+from bench.pages.committed import load as _load
+from bench.pages.committed import where as _where
+from cswap.experiments.accuracy.report import COLUMNS, notes
+from cswap.experiments.accuracy.report import rows as accuracy_rows
 
 
 def _codec_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
@@ -41,18 +40,15 @@ _CODEC_HEADINGS: Final = [
 ]
 
 
-def _of_families(*families: str) -> dict[str, Any]:
-    # The codecs' results on these families of data; a file without any has no such table.
+def _recorded() -> dict[str, Any]:
+    # The codecs' results on recorded tensors.
     data = _load("codecs.json")
-    rows = [r for r in data["rows"] if r.get("family", "recorded") in families]
-    if not rows:
-        raise NotReadError(", ".join(families))
-    return {**data, "rows": rows}
+    return {**data, "rows": [r for r in data["rows"] if r["family"] == "recorded"]}
 
 
 def all_codecs_table() -> str:
     """Every codec on every recorded tensor."""
-    data = _of_families("recorded", OWN)
+    data = _recorded()
     return (
         _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(data, "codecs.json")
     )
@@ -73,7 +69,7 @@ _OWN_KIND: Final = (
 
 def peers_table() -> str:
     """Our lossless codecs on their own kind of data, against lz4 and zstd."""
-    data = _of_families("recorded")
+    data = _recorded()
     found = {(r["codec"], f"{r['data']} {r['dtype']}"): r for r in data["rows"]}
     rows = []
     for codec, kind in _OWN_KIND:
@@ -96,8 +92,6 @@ def values_table() -> str:
 
 
 def _synthetic(lines: list[list[str]]) -> str:
-    if not lines and is_given():
-        raise NotReadError("sparsity, values")
     if not lines:
         return "Not in `bench/results/cpu/codecs.json` yet: `python -m bench codecs` measures it."
     where = _where(_load("codecs.json"), "codecs.json")
@@ -107,7 +101,10 @@ def _synthetic(lines: list[list[str]]) -> str:
 def accuracy_table() -> str:
     """The effect of lossy swapping on accuracy."""
     data = _load("accuracy/results.json")
-    return markdown(data) + "\n" + _where(data, "accuracy/results.json")
+    lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
+    lines += [" | ".join(row) for row in accuracy_rows(data)]
+    table = "\n".join(f"| {line} |" for line in lines)
+    return f"{table}\n\n{' '.join(notes(data))}\n\n" + _where(data, "accuracy/results.json")
 
 
 TABLES: Final = {
