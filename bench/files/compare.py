@@ -13,7 +13,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from bench.files.kinds import Kind, Measure, at, kind_of, rows_of
+from bench.files.kinds import Figure, Kind, figure, kind_of, rows_of
 from cswap.experiments.files.reading import ResultFileError, load
 from cswap.report import terminal
 from cswap.report.terminal import literal
@@ -22,50 +22,21 @@ if TYPE_CHECKING:
     from bench.files.kinds import Fields
     from cswap.experiments.files.reading import Document
 
-VERSION: Final = 1
+VERSION: Final = 2
 NOTE: Final = (
-    "B / A of the medians. faster, slower: the spreads of A and B (in brackets) do not overlap; "
-    "same: they do. Where a file has no spread, the quotient stands alone. Figures that do not "
-    "depend on the machine's load are better, worse or equal as they are."
+    "B / A of the medians. same: the spreads of A and B (in brackets) overlap; less, more: they do "
+    "not, or a file has none."
 )
 
 
 class Verdict(str, Enum):
     """Verdicts on one figure of two files."""
 
-    FASTER = "faster"
-    SLOWER = "slower"
+    LESS = "less"
+    MORE = "more"
     SAME = "same within spread"
-    NO_SPREAD = "no spread known"
-    BETTER = "better"
-    WORSE = "worse"
     EQUAL = "equal"
     ONE_SIDED = "only one has it"
-
-
-COLOURS: Final = {
-    Verdict.FASTER: "bold blue",
-    Verdict.BETTER: "bold blue",
-    Verdict.SLOWER: "bold yellow",
-    Verdict.WORSE: "bold yellow",
-    Verdict.ONE_SIDED: "bold yellow",
-}
-"""Blue and yellow, which colour-blind readers can tell apart."""
-
-
-@dataclass(frozen=True, slots=True)
-class Figure:
-    """A number with its spread, if that is known.
-
-    Attributes:
-        value: usually a median.
-        low: lower end of the spread.
-        high: upper end.
-    """
-
-    value: float
-    low: float | None
-    high: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +45,7 @@ class Line:
 
     Attributes:
         key: names the row.
-        measure: name of the measure.
+        measure: name of the figure.
         a: figure in the first file; None if it has none, for instance after a diverged run.
         b: figure in the second file; likewise.
         ratio: b over a; None where a is 0 or one of them is None.
@@ -108,27 +79,22 @@ class Comparison:
     only_b: list[tuple[str, ...]]
 
 
-def verdict(measure: Measure, a: Figure, b: Figure) -> Verdict:
+def verdict(a: Figure, b: Figure) -> Verdict:
     """Judge b against a.
 
-    >>> s = Measure("s", ("s",))
-    >>> verdict(s, Figure(2.0, 1.9, 2.2), Figure(1.0, 0.9, 1.1)).value
-    'faster'
-    >>> verdict(s, Figure(2.0, 1.0, 2.2), Figure(1.0, 0.9, 1.1)).value
+    >>> verdict(Figure(2.0, 1.9, 2.2), Figure(1.0, 0.9, 1.1)).value
+    'less'
+    >>> verdict(Figure(2.0, 1.0, 2.2), Figure(1.0, 0.9, 1.1)).value
     'same within spread'
-    >>> verdict(s, Figure(2.0, None, None), Figure(1.0, 0.9, 1.1)).value
-    'no spread known'
+    >>> verdict(Figure(2.0), Figure(2.0)).value
+    'equal'
     """
-    better = b.value > a.value if measure.more_is_better else b.value < a.value
-    if not measure.timed:
-        if a.value == b.value:
-            return Verdict.EQUAL
-        return Verdict.BETTER if better else Verdict.WORSE
-    if a.low is None or a.high is None or b.low is None or b.high is None:
-        return Verdict.NO_SPREAD
-    if a.low <= b.high and b.low <= a.high:
+    if a.value == b.value:
+        return Verdict.EQUAL
+    ends = [end for end in (a.low, a.high, b.low, b.high) if end is not None]
+    if len(ends) == 4 and ends[0] <= ends[3] and ends[2] <= ends[1]:
         return Verdict.SAME
-    return Verdict.FASTER if better else Verdict.SLOWER
+    return Verdict.LESS if b.value < a.value else Verdict.MORE
 
 
 def compare(a: Document, b: Document, kind: Kind) -> Comparison:
@@ -147,8 +113,8 @@ def compare(a: Document, b: Document, kind: Kind) -> Comparison:
     lines = [
         line
         for key in common
-        for measure in kind.measures
-        if (line := _line(key, measure, rows_a[key], rows_b[key])) is not None
+        for name in kind.figures
+        if (line := _line(key, name, rows_a[key], rows_b[key])) is not None
     ]
     return Comparison(
         kind.name,
@@ -159,21 +125,14 @@ def compare(a: Document, b: Document, kind: Kind) -> Comparison:
     )
 
 
-def _line(key: tuple[str, ...], measure: Measure, a: Fields, b: Fields) -> Line | None:
-    mine, its = _figure(measure, a), _figure(measure, b)
+def _line(key: tuple[str, ...], name: str, a: Fields, b: Fields) -> Line | None:
+    mine, its = figure(a, name), figure(b, name)
     if mine is None and its is None:
         return None
     if mine is None or its is None:
-        return Line(key, measure.name, mine, its, None, Verdict.ONE_SIDED)
+        return Line(key, name, mine, its, None, Verdict.ONE_SIDED)
     ratio = its.value / mine.value if mine.value else None
-    return Line(key, measure.name, mine, its, ratio, verdict(measure, mine, its))
-
-
-def _figure(measure: Measure, row: Fields) -> Figure | None:
-    value = at(row, measure.path)
-    if value is None:
-        return None
-    return Figure(value, at(row, measure.low), at(row, measure.high))
+    return Line(key, name, mine, its, ratio, verdict(mine, its))
 
 
 def _some(rows: dict[tuple[str, ...], Fields]) -> str:
@@ -223,11 +182,8 @@ def _show(found: Comparison, console: Console) -> None:
     table.add_column("verdict")
     for line in found.lines:
         ratio = "-" if line.ratio is None else f"{line.ratio:.3f}"
-        said = literal(line.verdict.value, COLOURS.get(line.verdict, ""))
-        cells = map(
-            literal, (" ".join(line.key), line.measure, _text(line.a), _text(line.b), ratio)
-        )
-        table.add_row(*cells, said)
+        figures = line.measure, _text(line.a), _text(line.b), ratio, line.verdict.value
+        table.add_row(*map(literal, (" ".join(line.key), *figures)))
     terminal.show(table, drop=("A", "B"), console=console)
     for name, keys in (("A", found.only_a), ("B", found.only_b)):
         if keys:

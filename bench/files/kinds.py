@@ -1,4 +1,4 @@
-"""Kinds of result files: the place of their rows, the rows' keys and measures.
+"""Kinds of result files: the place of their rows, the rows' keys and figures.
 
 `compare`, `report` and the test of the committed files all go by this table.
 """
@@ -18,96 +18,6 @@ if TYPE_CHECKING:
     from cswap.experiments.files.reading import Document
 
 Fields = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Measure:
-    """One figure of a row.
-
-    Attributes:
-        name: for tables.
-        path: keys that lead to it; a figure of None, or without one of the keys, is not there.
-        low: where its lower spread is, if the file has it.
-        high: likewise.
-        more_is_better: for rates and ratios; of seconds and bytes, less is.
-        timed: depends on how busy the machine was, as peaks of bytes that wait to be encoded do,
-            too; else equal inputs give equal figures.
-    """
-
-    name: str
-    path: tuple[str | int, ...]
-    low: tuple[str | int, ...] | None = None
-    high: tuple[str | int, ...] | None = None
-    more_is_better: bool = False
-    timed: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """One command's result files.
-
-    Attributes:
-        name: the command; parts of `gpu` have names of their own.
-        rows: returns the rows of a document.
-        key: fields that name a row; fields that are missing or None are left out.
-        measures: the figures that are compared.
-    """
-
-    name: str
-    rows: Callable[[Document], Iterator[Fields]]
-    key: tuple[str, ...]
-    measures: tuple[Measure, ...]
-
-
-def kind_of(document: Document, path: Path) -> Kind:
-    """The kind of a document, by its field ``kind``.
-
-    Raises:
-        ResultFileError: the kind is unknown.
-    """
-    named = document.get("kind")
-    for kind in KINDS:
-        if kind.name == named:
-            return kind
-    known = ", ".join(kind.name for kind in KINDS)
-    its = shown(named) if named else "it names none"
-    raise ResultFileError(f"{path}: of no known kind ({its}); known: {known}.")
-
-
-def rows_of(kind: Kind, document: Document) -> dict[tuple[str, ...], Fields]:
-    """The rows of a document by their keys.
-
-    Raises:
-        ResultFileError: rows are missing, or two have the same key.
-    """
-    found: dict[tuple[str, ...], Fields] = {}
-    try:
-        for row in kind.rows(document):
-            key = tuple(str(row[k]) for k in kind.key if row.get(k) is not None)
-            if key in found:
-                raise ResultFileError(f"a {kind.name} file: two rows of {short(', '.join(key))}.")
-            found[key] = row
-    except (KeyError, TypeError, AttributeError) as error:
-        version = shown(document.get("version"))
-        raise ResultFileError(
-            f"a {kind.name} file of version {version}: lacks {short(str(error))}. "
-            f"Measure again: `python -m bench {kind.name}`."
-        ) from error
-    return found
-
-
-def at(row: Mapping[str, Any], path: tuple[str | int, ...] | None) -> float | None:
-    """The number at a path in a row; None where there is none."""
-    if path is None:
-        return None
-    value: Any = row
-    for key in path:
-        try:
-            value = value[key]
-        except (KeyError, IndexError, TypeError):  # noqa: PERF203 - a handful of keys
-            return None
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if number else None
 
 
 def _plain(document: Document) -> Iterator[Fields]:
@@ -155,233 +65,157 @@ def _sparsity(document: Document) -> Iterator[Fields]:
     yield from document["runs"].values()
 
 
-def _timing(name: str, key: str) -> Measure:
-    return Measure(name, (key, "median_s"), (key, "low_s"), (key, "high_s"))
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One command's result files.
 
+    Attributes:
+        name: the command; parts of `gpu` have names of their own.
+        key: fields that name a row; fields that are missing or None are left out.
+        figures: names of the figures that are compared; see `figure`.
+        rows: returns the rows of a document.
+    """
 
-def _bytes(name: str, key: str) -> Measure:
-    return Measure(name, (key,), timed=False)
+    name: str
+    key: tuple[str, ...]
+    figures: tuple[str, ...]
+    rows: Callable[[Document], Iterator[Fields]] = _plain
 
-
-_OF_OFF: Final = Measure(
-    "step / off's", ("time_of_off",), ("time_of_off_spread", 0), ("time_of_off_spread", 1)
-)
-_RATIO: Final = Measure("ratio", ("ratio",), more_is_better=True, timed=False)
 
 KINDS: Final = (
     Kind(
         "codecs",
-        _codecs,
         ("family", "data", "dtype", "nbytes", "zeros", "codec"),
-        (_timing("encode s", "encode"), _timing("decode s", "decode"), _RATIO),
+        ("encode", "decode", "ratio"),
+        _codecs,
     ),
-    Kind(
-        "swap",
-        _plain,
-        ("model", "method"),
-        (
-            _timing("step s", "step"),
-            _OF_OFF,
-            Measure("peak saved bytes", ("peak_saved_bytes",)),
-            _RATIO,
-        ),
-    ),
-    Kind(
-        "workloads",
-        _plain,
-        ("workload", "way"),
-        (
-            Measure(
-                "step / plain's",
-                ("time_of_plain",),
-                ("time_of_plain_spread", 0),
-                ("time_of_plain_spread", 1),
-            ),
-            _bytes("held bytes", "held_bytes"),
-            _bytes("peak bytes", "peak_bytes"),
-        ),
-    ),
-    Kind(
-        "alone",
-        _plain,
-        ("model", "way"),
-        (
-            _timing("step s", "step"),
-            _OF_OFF,
-            Measure("fresh pages", ("pages",)),
-            Measure("growth bytes", ("growth_bytes",)),
-        ),
-    ),
-    Kind(
-        "inlined",
-        _plain,
-        ("model", "way"),
-        (
-            Measure(
-                "step / plain's",
-                ("time_of_plain",),
-                ("time_of_plain_spread", 0),
-                ("time_of_plain_spread", 1),
-            ),
-            _bytes("saved bytes", "saved_bytes"),
-        ),
-    ),
+    Kind("swap", ("model", "method"), ("step", "time_of_off", "peak_saved_bytes", "ratio")),
+    Kind("workloads", ("workload", "way"), ("time_of_plain", "held_bytes", "peak_bytes")),
+    Kind("alone", ("model", "way"), ("step", "time_of_off", "pages", "growth_bytes")),
+    Kind("inlined", ("model", "way"), ("time_of_plain", "saved_bytes")),
     Kind(
         "fit",
-        _plain,
         ("model", "share", "method"),
-        (
-            _OF_OFF,
-            Measure("added / checkpoint's", ("added_of_checkpoint",)),
-            Measure("peak bytes", ("peak_bytes",)),
-        ),
+        ("time_of_off", "added_of_checkpoint", "peak_bytes"),
     ),
-    Kind(
-        "overhead",
-        _overhead,
-        ("hooks", "tensor"),
-        (Measure("us", ("us",), ("low_us",), ("high_us",)),),
-    ),
-    Kind(
-        "accuracy",
-        _accuracy,
-        ("model", "policy"),
-        (
-            Measure("validation loss", ("validation_loss",), timed=False),
-            _bytes("held bytes", "held_bytes"),
-        ),
-    ),
-    Kind(
-        "accuracy pilot",
-        _plain,
-        ("model",),
-        (
-            Measure("validation loss", ("validation_loss",), timed=False),
-            Measure("margin", ("margin",), timed=False),
-        ),
-    ),
-    Kind(
-        "accuracy schedule",
-        _plain,
-        ("schedule",),
-        (
-            Measure("validation loss", ("validation_loss",), timed=False),
-            _bytes("encoded bytes per step", "encoded_bytes_per_step"),
-        ),
-    ),
-    Kind(
-        "demo",
-        _plain,
-        ("model", "mode"),
-        (
-            Measure("step ms", ("step_ms",)),
-            Measure(
-                "step / off's",
-                ("step_time_rel",),
-                ("step_time_rel_quartiles", 0),
-                ("step_time_rel_quartiles", 1),
-            ),
-            Measure("peak saved bytes", ("peak_saved_bytes",)),
-            _RATIO,
-        ),
-    ),
+    Kind("overhead", ("hooks", "tensor"), ("us",), _overhead),
+    Kind("accuracy", ("model", "policy"), ("validation_loss", "held_bytes"), _accuracy),
+    Kind("accuracy pilot", ("model",), ("validation_loss", "margin")),
+    Kind("accuracy schedule", ("schedule",), ("validation_loss", "encoded_bytes_per_step")),
+    Kind("demo", ("model", "mode"), ("step_ms", "step_time_rel", "peak_saved_bytes", "ratio")),
     Kind(
         "advisor",
-        _advisor,
         ("model", "machine", "mode"),
-        (
-            Measure("advisor s", ("advisor_s",)),
-            Measure("oracle s", ("oracle_s",)),
-            Measure("cost s", ("cost_s",)),
-            Measure("step ms", ("step_ms",)),
-        ),
+        ("advisor_s", "oracle_s", "cost_s", "step_ms"),
+        _advisor,
     ),
     Kind(
         "plans",
-        _plans,
         ("model", "batch", "hardware", "share", "policy"),
-        (
-            Measure("of ideal", ("of_ideal",), more_is_better=True, timed=False),
-            Measure("planning s", ("planning_s",)),
-        ),
+        ("of_ideal", "planning_s"),
+        _plans,
     ),
-    Kind(
-        "sparsity",
-        _sparsity,
-        ("model", "activation"),
-        (
-            Measure("loss after", ("losses", -1), timed=False),
-            Measure("training s", ("seconds",)),
-        ),
-    ),
-    Kind(
-        "papers",
-        _papers,
-        ("system", "what", "gpu"),
-        # Of some more is better, of some less, and searches end by the clock: no verdict.
-        (Measure("ours", ("ours",)),),
-    ),
+    Kind("sparsity", ("model", "activation"), ("losses", "seconds"), _sparsity),
+    Kind("papers", ("system", "what", "gpu"), ("ours",), _papers),
     Kind(
         "gpu codecs",
-        _plain,
         ("data", "dtype", "nbytes", "codec", "threads", "blocks_per_sm"),
-        (_timing("encode s", "encode"), _timing("decode s", "decode"), _RATIO),
+        ("encode", "decode", "ratio"),
     ),
-    Kind(
-        "gpu link",
-        _plain,
-        ("way", "blocks", "nbytes"),
-        (Measure("GB/s", ("gb_per_s",), more_is_better=True),),
-    ),
-    Kind(
-        "gpu swap",
-        _plain,
-        ("data", "dtype", "nbytes", "way"),
-        (_timing("out s", "out"), _timing("back s", "back"), _RATIO),
-    ),
-    Kind(
-        "gpu training",
-        _plain,
-        ("model", "batch", "method"),
-        (_timing("step s", "step"), _bytes("peak allocated bytes", "peak_allocated_bytes")),
-    ),
+    Kind("gpu link", ("way", "blocks", "nbytes"), ("gb_per_s",)),
+    Kind("gpu swap", ("data", "dtype", "nbytes", "way"), ("out", "back", "ratio")),
+    Kind("gpu training", ("model", "batch", "method"), ("step", "peak_allocated_bytes")),
     Kind(
         "gpu static",
-        _plain,
         ("codec", "dtype", "direction", "architecture"),
-        (
-            Measure("instructions per 32 words", ("instructions",), timed=False),
-            Measure("registers", ("registers",), timed=False),
-        ),
+        ("instructions", "registers"),
     ),
-    Kind(
-        "gpu build",
-        _plain,
-        ("architectures",),
-        (Measure("build s", ("build_s",)), _bytes("file bytes", "nbytes")),
-    ),
-    Kind(
-        "twin",
-        _plain,
-        ("profile", "model", "method"),
-        (
-            Measure("step s, simulated", ("step_s",), timed=False),
-            _bytes("peak bytes, simulated", "peak_bytes"),
-        ),
-    ),
-    Kind(
-        "twin policies",
-        _plain,
-        ("model", "policy"),
-        (
-            Measure("step s, simulated", ("done", "step_s"), timed=False),
-            Measure("peak bytes, simulated", ("done", "peak_bytes"), timed=False),
-        ),
-    ),
-    Kind(
-        "twin validation",
-        _plain,
-        ("row", "figure"),
-        (Measure("error", ("error",), timed=False),),
-    ),
+    Kind("gpu build", ("architectures",), ("build_s", "nbytes")),
+    Kind("twin", ("profile", "model", "method"), ("step_s", "peak_bytes")),
+    Kind("twin policies", ("model", "policy"), ("done step_s", "done peak_bytes")),
+    Kind("twin validation", ("row", "figure"), ("error",)),
 )
+
+
+def kind_of(document: Document, path: Path) -> Kind:
+    """The kind of a document, by its field ``kind``.
+
+    Raises:
+        ResultFileError: the kind is unknown.
+    """
+    named = document.get("kind")
+    for kind in KINDS:
+        if kind.name == named:
+            return kind
+    known = ", ".join(kind.name for kind in KINDS)
+    its = shown(named) if named else "it names none"
+    raise ResultFileError(f"{path}: of no known kind ({its}); known: {known}.")
+
+
+def rows_of(kind: Kind, document: Document) -> dict[tuple[str, ...], Fields]:
+    """The rows of a document by their keys.
+
+    Raises:
+        ResultFileError: rows are missing, or two have the same key.
+    """
+    found: dict[tuple[str, ...], Fields] = {}
+    try:
+        for row in kind.rows(document):
+            key = tuple(str(row[k]) for k in kind.key if row.get(k) is not None)
+            if key in found:
+                raise ResultFileError(f"a {kind.name} file: two rows of {short(', '.join(key))}.")
+            found[key] = row
+    except (KeyError, TypeError, AttributeError) as error:
+        version = shown(document.get("version"))
+        raise ResultFileError(
+            f"a {kind.name} file of version {version}: lacks {short(str(error))}. "
+            f"Measure again: `python -m bench {kind.name}`."
+        ) from error
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """A number with its spread, if that is known.
+
+    Attributes:
+        value: usually a median.
+        low: lower end of the spread.
+        high: upper end.
+    """
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+
+def figure(row: Mapping[str, Any], name: str) -> Figure | None:
+    """A figure of a row; None if it is not there, as after a run that diverged.
+
+    Args:
+        row: its value is a number with its spread in another field, or a timing; of a list it is
+            the last one.
+        name: of the field, after those of the objects that it is in.
+
+    >>> figure({"step": {"median_s": 2.0, "low_s": 1.0, "high_s": 3.0}}, "step")
+    Figure(value=2.0, low=1.0, high=3.0)
+    >>> figure({"done": {"error": 0.5, "error_spread": [0.4, 0.6]}}, "done error")
+    Figure(value=0.5, low=0.4, high=0.6)
+    """
+    first, _, rest = name.partition(" ")
+    value = row.get(first)
+    if rest:
+        return figure(value, rest) if isinstance(value, dict) else None
+    if isinstance(value, dict):
+        value, low, high = (value.get(f"{end}_s") for end in ("median", "low", "high"))
+    elif isinstance(spread := row.get(f"{name}_spread") or row.get(f"{name}_quartiles"), list):
+        low, high = spread
+    else:
+        low, high = row.get(f"low_{name}"), row.get(f"high_{name}")
+    found = _number(value[-1] if isinstance(value, list) and value else value)
+    return None if found is None else Figure(found, _number(low), _number(high))
+
+
+def _number(value: Any) -> float | None:
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_one else None

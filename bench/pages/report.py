@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.codecs import tables as codecs
-from bench.files.kinds import KINDS, Kind, at, rows_of
+from bench.files.kinds import KINDS, Figure, Kind, figure, rows_of
 from cswap.experiments import results_page
 from cswap.experiments.grid import Grid
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
 def grids(kind: Kind, document: Document) -> list[Grid]:
     """The table of any result: a row's name and the figures by which files are compared."""
     cells = [
-        [" ".join(key), *(_figure(at(row, measure.path)) for measure in kind.measures)]
+        [" ".join(key), *(_words(figure(row, name)) for name in kind.figures)]
         for key, row in rows_of(kind, document).items()
     ]
-    return [Grid([", ".join(kind.key), *(measure.name for measure in kind.measures)], cells)]
+    return [Grid([", ".join(kind.key), *kind.figures], cells)]
 
 
-def _figure(value: float | None) -> str:
-    return "" if value is None else f"{value:.5g}"
+def _words(found: Figure | None) -> str:
+    return "" if found is None else f"{found.value:.5g}"
 
 
 def main(

@@ -20,7 +20,7 @@ pytest.importorskip("sklearn")  # the accuracy report's module imports scipy wit
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.files.kinds import KINDS, at, kind_of, rows_of
+from bench.files.kinds import KINDS, figure, kind_of, rows_of
 from cswap.experiments.files.reading import load
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
@@ -60,13 +60,13 @@ def test_committed_results_have_rows_with_names_and_figures(path):
     assert rows
     for key, row in rows.items():
         assert key
-        figures = [at(row, measure.path) for measure in kind.measures]
+        figures = [figure(row, name) for name in kind.figures]
         failed = row.get("failure") or (kind.name == "overhead" and row.get("why"))
         infeasible = kind.name == "plans" and row["of_ideal"] is None
         # A paper's figure that we have none beside says why.
         infeasible |= kind.name == "papers" and row["ours"] is None and bool(row["why"])
         infeasible |= kind.name == "fit" and row["how"] == "cannot be reached"
-        assert failed or infeasible or any(figure is not None for figure in figures), key
+        assert failed or infeasible or any(one is not None for one in figures), key
 
 
 def test_kinds_are_told_apart():
