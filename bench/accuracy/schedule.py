@@ -64,8 +64,8 @@ SCHEDULES: Final[dict[str, tuple[int, ...]]] = {
 """Rates of zfp by epoch; "off" is plain training. "lowest" shows that the rate matters at all."""
 
 HEADINGS: Final = (
-    *("schedule", "bits per value", "encoded MiB per step", "val. loss", "accuracy %"),
-    *(f"loss minus sliding down's ({100 * CONFIDENCE:.0f} % CI)", "against sliding down"),
+    *("schedule", "mean bits per value", "encoded MiB per step", "val. loss"),
+    *(f"against sliding down ({100 * CONFIDENCE:.0f} % CI)", "verdict", "accuracy %"),
 )
 
 
@@ -193,12 +193,12 @@ def cells(document: dict[str, Any]) -> list[list[str]]:
     return [
         [
             row["schedule"],
-            "" if row["bits_per_value"] is None else f"{row['bits_per_value']:.1f}",
+            "-" if row["bits_per_value"] is None else f"{row['bits_per_value']:.0f}",
             f"{row['encoded_bytes_per_step'] / 2**20:.2f}",
             number(row["validation_loss"], ".4f"),
+            change(row["against_down"]),
+            row["verdict"],
             number(row["accuracy"], ".1f", 100),
-            "" if row["schedule"] == "sliding down" else change(row["against_down"]),
-            "" if row["schedule"] == "sliding down" else row["verdict"],
         ]
         for row in document["rows"]
     ]

@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-from bench.codecs import tables as codec_report
+from bench.codecs import tables
 from bench.pages.committed import as_markdown as _markdown
 from bench.pages.committed import load as _load
 from bench.pages.committed import where as _where
 from cswap.experiments.accuracy.report import COLUMNS, notes
 from cswap.experiments.accuracy.report import rows as accuracy_rows
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
-def _codec_rows(rows: list[dict[str, Any]]) -> list[list[str]]:
-    return [
-        [
-            f"{r['data']} {r['dtype']}",
-            f"`{r['codec']}`",
-            f"{r['ratio']:.2f}",
-            f"{r['encode_gb_per_s']:.1f}",
-            f"{r['encode_of_memcpy']:.2f}",
-            f"{r['decode_gb_per_s']:.1f}",
-            f"{r['decode_of_memcpy']:.2f}",
-            "" if r["lossless"] else f"{r['relative_rms_error']:.1e}",
-        ]
-        for r in rows
-    ]
-
-
-_CODEC_HEADINGS: Final = [
-    "data",
-    "codec",
-    "ratio",
-    "encode GB/s",
-    "of memcpy",
-    "decode GB/s",
-    "of memcpy",
-    "relative RMS error",
-]
+    from cswap.experiments.grid import Grid
 
 
 def _recorded() -> dict[str, Any]:
@@ -49,9 +26,8 @@ def _recorded() -> dict[str, Any]:
 def all_codecs_table() -> str:
     """Every codec on every recorded tensor."""
     data = _recorded()
-    return (
-        _markdown(_CODEC_HEADINGS, _codec_rows(data["rows"])) + "\n\n" + _where(data, "codecs.json")
-    )
+    rows = [(kind, f"`{codec}`", *rest) for kind, codec, *rest in tables.measured(data["rows"])]
+    return _markdown(tables.HEADINGS, rows) + "\n\n" + _where(data, "codecs.json")
 
 
 _OWN_KIND: Final = (
@@ -83,19 +59,18 @@ def peers_table() -> str:
 
 def crossovers_table() -> str:
     """The shares of zeros at which sparse codecs change places."""
-    return _synthetic(codec_report.crossover_lines(_load("codecs.json")))
+    return _of_codecs(tables.crossover_grid)
 
 
 def values_table() -> str:
     """Ratios of lossless codecs by distribution of values."""
-    return _synthetic(codec_report.value_lines(_load("codecs.json")))
+    return _of_codecs(tables.value_grid)
 
 
-def _synthetic(lines: list[list[str]]) -> str:
-    if not lines:
-        return "Not in `bench/results/cpu/codecs.json` yet: `python -m bench codecs` measures it."
-    where = _where(_load("codecs.json"), "codecs.json")
-    return f"{_markdown(lines[0], lines[1:])}\n\n{where}"
+def _of_codecs(make: Callable[[dict[str, Any]], Grid]) -> str:
+    data = _load("codecs.json")
+    grid = make(data)
+    return f"{_markdown(grid.headings, grid.rows)}\n\n{_where(data, 'codecs.json')}"
 
 
 def accuracy_table() -> str:

@@ -10,8 +10,8 @@ from typing import Annotated, Any, Final
 
 import typer
 
+from bench.accuracy import schedule
 from bench.codecs import tables as codec_report
-from bench.drawing.steps import MIB, UNKNOWN
 from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
 from bench.overhead import hook_costs
@@ -70,8 +70,7 @@ def sparsity_pictures() -> str:
 
 
 def _pictures(*names: str) -> str:
-    links = codec_report.picture_links(RESULTS, "codecs", names)
-    return links or "No pictures have been drawn yet."
+    return "\n\n".join(f"![{codec_report.PICTURES[n]}](codecs-{n}.png)" for n in names)
 
 
 def overhead_table() -> str:
@@ -84,8 +83,6 @@ def overhead_table() -> str:
 def hooks_table() -> str:
     """The whole cost of hooks, cswap's and others'."""
     data = _load("overhead.json")
-    if "rows" not in data:
-        return "Not in `bench/results/cpu/overhead.json` yet: `python -m bench overhead` adds it."
     rows = [hook_costs.figures(row) for row in data["rows"]]
     headings = ["hooks", "tensor", "us", "20 % ... 80 %"]
     notes = f"{hook_costs.NOTE} {_where(data, 'overhead.json')}"
@@ -95,24 +92,10 @@ def hooks_table() -> str:
 def schedule_table() -> str:
     """Rates of ZFP that change in the course of training."""
     data = _load("accuracy/schedule.json")
-    rows = []
-    for r in data["rows"]:
-        change = r["against_down"]
-        rows.append(
-            [
-                r["schedule"],
-                UNKNOWN if r["bits_per_value"] is None else f"{r['bits_per_value']:.0f}",
-                f"{r['encoded_bytes_per_step'] / MIB:.2f}",
-                f"{r['validation_loss']:.4f}",
-                f"{change['mean']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}]",
-                r["verdict"],
-                f"{100 * r['accuracy']:.1f}",
-            ]
-        )
-    headings = ["schedule", "mean bits per value", "encoded MiB per step", "val. loss"]
-    headings += ["against sliding down (90 % CI)", "verdict", "accuracy %"]
     margin = f"Margin: {data['settings']['margin']} nats."
-    return f"{_markdown(headings, rows)}\n\n{margin} {_where(data, 'accuracy/schedule.json')}"
+    return f"{_markdown(schedule.HEADINGS, schedule.cells(data))}\n\n{margin} " + _where(
+        data, "accuracy/schedule.json"
+    )
 
 
 def plans_table() -> str:

@@ -28,7 +28,6 @@ from bench.codecs.synthetic import (
     synthetic,
     zipf,
 )
-from bench.pages.readme import filled
 from cswap.experiments.codecs.case import Case
 from cswap.experiments.codecs.contenders import measure
 
@@ -212,19 +211,7 @@ def test_crossovers_are_told_with_their_value(tmp_path):
     assert (found["ratio"].below, found["ratio"].above) == ("zvc", "csr")
     assert found["encode"].zeros == pytest.approx(0.75)
     assert found["encode"].value == pytest.approx(1.0)  # 1 GB in a second
-    lines = codec_report.crossover_lines(document)
-    assert lines[0][3:] == ["zvc, csr", "zvc, rle", "csr, rle"]
-    assert lines[1] == ["random zeros", "float32", "ratio", "csr from 86%", "-", "-"]
+    grid = codec_report.crossover_grid(document)
+    assert grid.headings[3:] == ("zvc, csr", "zvc, rle", "csr, rle")
+    assert grid.rows[0] == ("random zeros", "float32", "ratio", "csr from 86%", "-", "-")
     assert [p.name for p in draw(document, tmp_path, "x")] == ["x-sparsity-float32.png"]
-
-
-def test_pages_say_what_is_not_measured_yet(tmp_path, monkeypatch):
-    (tmp_path / "codecs.json").write_text(json.dumps({"rows": []}))
-    for module in ("readme", "committed"):
-        monkeypatch.setattr(f"bench.pages.{module}.RESULTS", tmp_path)
-    names = ("crossovers", "codec pictures")
-    page = filled("\n".join(f"<!-- {name} -->\n<!-- /{name} -->" for name in names))
-    assert "codecs.json` yet" in page
-    assert "![" not in page
-    (tmp_path / "codecs-sizes.png").touch()
-    assert "](codecs-sizes.png)" in filled(page)
