@@ -162,8 +162,8 @@ def refuse(command, *modules):
 
 
 def test_a_task_of_another_file_is_refused_in_the_other_process():
-    source, task = OwnTask.first(f"{EXAMPLE}:make_task", 5)
-    assert source("halves") is task
+    source = OwnTask.of(f"{EXAMPLE}:make_task", 5)
+    assert source("halves") is source()
     changed = OwnTask(source.spec, 5, "0" * 12)
     with pytest.raises(ConfigError, match="another file here"):
         changed("halves")

@@ -68,7 +68,8 @@ def main(
         raise ConfigError(f"--margin {margin}: must be above 0, such as 0.01.")
     chosen = names("--policies", policies, tuple(POLICIES))
     needs("bench accuracy", "matplotlib", "scipy")
-    source, own = OwnTask.first(task, n_steps)
+    source = OwnTask.of(task, n_steps)
+    own = source()
     # Another number of steps is another experiment: its margin must be stated anew.
     stated = margin or (own.margin if n_steps is None else None)
     settings = study.settings_of(
