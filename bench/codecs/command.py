@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from bench.codecs import plots, tables
-from bench.codecs.recorded import KINDS, record
+from bench.codecs.recorded import record
 from bench.codecs.synthetic import FAMILIES, MIB, synthetic
 from bench.workloads.host_memory import host_available_bytes
 from cswap.experiments.codecs.measuring import (
@@ -42,9 +42,6 @@ def main(
     families: Annotated[str, typer.Option(help=f"Some of {', '.join(FAMILIES)}.")] = ",".join(
         FAMILIES
     ),
-    kinds: Annotated[
-        str, typer.Option(help=f"Recorded kinds: some of {', '.join(KINDS)}.")
-    ] = ",".join(KINDS),
     threads: Annotated[
         int | None,
         typer.Option(help=f"For codecs and memcpy; default: {N_THREADS}, or 1 if quick.", min=1),
@@ -61,15 +58,13 @@ def main(
     console = Console()
     settings: dict[str, Any] = {
         "families": names("--families", families, FAMILIES),
-        "kinds": names("--kinds", kinds, KINDS),
         "codecs": codec_names(codecs),
         "mib": mib,
         "rounds": 2 if quick else rounds,
         "threads": threads or (1 if quick else N_THREADS),
         "quick": quick,
     }
-    whole = not (quick or codecs) and settings["families"] == list(FAMILIES)
-    if out is None and whole and settings["kinds"] == list(KINDS):
+    if out is None and settings["families"] == list(FAMILIES) and not (quick or codecs):
         out = FILE
     if out is not None:
         writable_file(out)
@@ -93,8 +88,7 @@ def _cases(settings: dict[str, Any]) -> list[Case]:
     for family in settings["families"]:
         if family == "recorded":
             needs("bench codecs", "sklearn")
-            made = record((1 if quick else settings["mib"]) * MIB, quick=quick)
-            found += [case for case in made if case.data in settings["kinds"]]
+            found += record((1 if quick else settings["mib"]) * MIB, quick=quick)
         else:
             found += synthetic(family, quick=quick)
     return found

@@ -8,12 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.codecs.crossovers import QUANTITIES, Crossover, crossovers, sweeps
-from bench.codecs.tables import size_words
 from cswap.experiments.codecs.plots import pareto, write
+from cswap.experiments.codecs.totals import Total, by_data_set
 from cswap.experiments.labels import place
 from cswap.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from cswap.report.figure import new_figure
 from cswap.report.log_axis import plain_ticks
+from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,14 +65,14 @@ def draw(document: dict[str, Any], folder: Path, stem: str) -> list[Path]:
     return write(figures, folder, stem)
 
 
-def _recorded_groups(rows: Rows) -> dict[str, Rows]:
-    recorded = [r for r in rows if r.get("family", "recorded") == "recorded"]
-    groups: dict[str, Rows] = {}
-    for kind in PARETO_DATA:
-        mine = [r for r in recorded if r["data"] == kind and r["dtype"] != "bfloat16"]
-        if mine:
-            groups[f"{kind} {mine[0]['dtype']}"] = mine
-    return groups
+def _recorded_groups(rows: Rows) -> dict[str, list[Total]]:
+    found = by_data_set([r for r in rows if r["family"] == "recorded"])
+    chosen = (key for key in found if key[0] in PARETO_DATA and key[1] != "bfloat16")
+    return {" ".join(key): found[key] for key in sorted(chosen, key=_place)}
+
+
+def _place(key: tuple[str, str]) -> int:
+    return PARETO_DATA.index(key[0])
 
 
 def _sizes(rows: Rows) -> Figure | None:
@@ -91,7 +92,7 @@ def _sizes(rows: Rows) -> Figure | None:
         panel.set(xlabel="bytes of the tensor", ylabel=LABELS[quantity], yscale="log")
         panel.set_xscale("log", base=2)
         sizes = sorted({r["nbytes"] for r in swept})
-        panel.set_xticks(sizes, [size_words(n).replace(" ", "\n") for n in sizes], fontsize=7)
+        panel.set_xticks(sizes, [show_bytes(n).replace(".0 ", "\n") for n in sizes], fontsize=7)
         panel.minorticks_off()
         panel.grid(alpha=0.3)
     plain_ticks(panels[0].yaxis)  # the panels share it

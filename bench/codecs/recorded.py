@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 WARM_STEPS: Final = 30
 """Steps of training before recording: activations of an untrained model are not typical."""
 
-KINDS: Final = ("relu", "gelu", "softmax", "gradient", "mask", "index", "token")
 _FLOATS: Final = (torch.float32, torch.bfloat16)
 
 

@@ -8,6 +8,7 @@ from bench.codecs.crossovers import PAIRS, QUANTITIES, crossovers, sweeps
 from cswap.experiments.codecs import tables as own
 from cswap.experiments.codecs.case import OWN
 from cswap.experiments.grid import Grid
+from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     from bench.codecs.crossovers import Rows
@@ -47,7 +48,7 @@ def measured(rows: Rows) -> list[tuple[str, ...]]:
     return [
         (
             f"{r['data']} {r['dtype']}"
-            + (f" {size_words(r['nbytes'])}" if r.get("family") == "sizes" else ""),
+            + (f" {show_bytes(r['nbytes'])}" if r.get("family") == "sizes" else ""),
             r["codec"],
             f"{r['ratio']:.2f}",
             f"{r['encode_gb_per_s']:.1f}",
@@ -58,18 +59,6 @@ def measured(rows: Rows) -> list[tuple[str, ...]]:
         )
         for r in rows
     ]
-
-
-def size_words(nbytes: int) -> str:
-    """A power of two in words.
-
-    >>> size_words(4096), size_words(1 << 30)
-    ('4 KiB', '1 GiB')
-    """
-    for unit, factor in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:g} {unit}"
-    return f"{nbytes} B"
 
 
 def crossover_grid(document: dict[str, Any]) -> Grid:

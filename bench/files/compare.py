@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path  # noqa: TC003 - typer reads the annotations
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich import box
@@ -22,7 +21,6 @@ if TYPE_CHECKING:
     from bench.files.kinds import Fields
     from cswap.experiments.files.reading import Document
 
-VERSION: Final = 2
 NOTE: Final = (
     "B / A of the medians. same: the spreads of A and B (in brackets) overlap; less, more: they do "
     "not, or a file has none."
@@ -214,14 +212,8 @@ def main(
     second: Annotated[
         Path, typer.Argument(metavar="B.json", help="The result file to compare with it.")
     ],
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of tables.")] = False,
 ) -> None:
     """Compare two result files of the same command: B against A."""
     a, b = load(first), load(second)
     found = compare(a, b, _common_kind((a, first), (b, second)))
-    if as_json:
-        document: dict[str, Any] = {"kind": "compare", "version": VERSION}
-        document |= {"a": str(first), "b": str(second), **asdict(found)}
-        typer.echo(json.dumps(document, indent=1))
-    else:
-        _show(found, Console())
+    _show(found, Console())

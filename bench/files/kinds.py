@@ -24,12 +24,6 @@ def _plain(document: Document) -> Iterator[Fields]:
     yield from document["rows"]
 
 
-def _codecs(document: Document) -> Iterator[Fields]:
-    # Version 1 had recorded tensors only, and did not say so.
-    for row in document["rows"]:
-        yield {"family": "recorded", **row}
-
-
 def _overhead(document: Document) -> Iterator[Fields]:
     for name, us in document["microseconds"].items():
         yield {"hooks": "cswap", "tensor": name, "us": us}
@@ -87,7 +81,6 @@ KINDS: Final = (
         "codecs",
         ("family", "data", "dtype", "nbytes", "zeros", "codec"),
         ("encode", "decode", "ratio"),
-        _codecs,
     ),
     Kind("swap", ("model", "method"), ("step", "time_of_off", "peak_saved_bytes", "ratio")),
     Kind("workloads", ("workload", "way"), ("time_of_plain", "held_bytes", "peak_bytes")),

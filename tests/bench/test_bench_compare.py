@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,11 @@ def run(tmp_path, a, b, *options):
     return CliRunner().invoke(app, ["compare", *paths, *options], env={"COLUMNS": "200"})
 
 
+def compared(a, b):
+    """The comparison of two documents, as plain data."""
+    return asdict(compare(a, b, kind_of(a, Path("a.json"))))
+
+
 def refused(result):
     assert result.exit_code == 2
     lines = result.output.strip().splitlines()
@@ -71,9 +77,7 @@ def refused(result):
 def test_rows_are_matched_and_judged(tmp_path):
     a = document(row("off", 1.0), row("cswap raw", 1.0), row("checkpoint", 2.0), row("gone", 1.0))
     b = document(row("checkpoint", 1.0), row("off", 1.1), row("cswap raw", 1.3), row("new", 1.0))
-    result = run(tmp_path, a, b, "--json")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.output)
+    found = compared(a, b)
     steps = {line["key"][1]: line for line in found["lines"] if line["measure"] == "step"}
     assert {name: line["verdict"] for name, line in steps.items()} == {
         "off": "same within spread",
@@ -82,18 +86,13 @@ def test_rows_are_matched_and_judged(tmp_path):
     }
     assert steps["checkpoint"]["ratio"] == 0.5
     assert steps["off"]["a"] == {"value": 1.0, "low": 0.9, "high": 1.1}
-    assert (found["only_a"], found["only_b"]) == ([["cnn", "gone"]], [["cnn", "new"]])
+    assert (found["only_a"], found["only_b"]) == ([("cnn", "gone")], [("cnn", "new")])
     assert found["environment"] == []
 
 
 def test_figures_of_the_data_are_compared_as_they_are(tmp_path):
-    result = run(
-        tmp_path,
-        document(row("off", 1.0, ratio=2.0)),
-        document(row("off", 1.0, ratio=2.5)),
-        "--json",
-    )
-    lines = {line["measure"]: line for line in json.loads(result.output)["lines"]}
+    a, b = (document(row("off", 1.0, ratio=ratio)) for ratio in (2.0, 2.5))
+    lines = {line["measure"]: line for line in compared(a, b)["lines"]}
     assert (lines["ratio"]["verdict"], lines["ratio"]["ratio"]) == ("more", 1.25)
     assert lines["time_of_off"]["verdict"] == "equal"
 
@@ -105,8 +104,8 @@ def test_a_figure_that_only_one_file_has_is_not_passed_over(tmp_path):
         named = {"kind": "accuracy", "version": 1, "environment": ENVIRONMENT}
         return {**named, "summary": summary}
 
-    result = run(tmp_path, accuracy(0.5), accuracy(None), "--json")
-    lines = {line["measure"]: line for line in json.loads(result.output)["lines"]}
+    found = compared(accuracy(0.5), accuracy(None))
+    lines = {line["measure"]: line for line in found["lines"]}
     assert set(lines) == {"validation_loss", "held_bytes"}
     assert lines["validation_loss"]["verdict"] == "only one has it"
     assert lines["validation_loss"]["b"] is lines["validation_loss"]["ratio"] is None
@@ -126,7 +125,7 @@ def test_differences_of_the_environment_come_first(tmp_path):
 @pytest.mark.parametrize("measures", ["text", ["a"], {}, {"files": {"a.py": "1"}}])
 def test_digests_of_the_measured_code_in_older_files_say_nothing_to_a_reader(measures, tmp_path):
     a, b = document(row("off", 1.0), measures={}), document(row("off", 1.0), measures=measures)
-    assert json.loads(run(tmp_path, a, b, "--json").output)["environment"] == []
+    assert compared(a, b)["environment"] == []
 
 
 @pytest.mark.parametrize(
@@ -158,9 +157,9 @@ def test_an_older_overhead_file_is_compared_with_a_newer_one(tmp_path):
     old |= {"microseconds": {"small": 2.0}}
     peer = {"hooks": "identity", "tensor": "64 B", "us": 0.1, "low_us": 0.1, "high_us": 0.1}
     new = {**old, "kind": "overhead", "version": 2, "microseconds": {"small": 1.0}, "rows": [peer]}
-    found = json.loads(run(tmp_path, old, new, "--json").output)
-    assert [(line["key"], line["ratio"]) for line in found["lines"]] == [(["cswap", "small"], 0.5)]
-    assert found["only_b"] == [["identity", "64 B"]]
+    found = compared(old, new)
+    assert [(line["key"], line["ratio"]) for line in found["lines"]] == [(("cswap", "small"), 0.5)]
+    assert found["only_b"] == [("identity", "64 B")]
 
 
 def test_different_commands_are_refused(tmp_path):

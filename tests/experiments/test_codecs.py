@@ -141,13 +141,6 @@ def test_without_matplotlib_the_result_is_written_and_the_reason_told(tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["codecs.json"]
 
 
-@pytest.mark.parametrize("option", ["--families", "--kinds"])
-def test_unknown_names_are_refused(option):
-    result = run(option, "nothing")
-    assert result.exit_code == 2
-    assert result.output.startswith(f"{option} 'nothing': unknown nothing; known are ")
-
-
 def test_a_lossy_codec_that_leaves_something_of_zeros_is_told():
     case = Case("own", "zeros", 4096, lambda: torch.zeros(1024))
     rows = {row.codec: row for row in measure(case, 1, ("zvc", "int8"))}

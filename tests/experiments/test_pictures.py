@@ -143,26 +143,6 @@ def test_pictures_of_the_committed_results_are_legible(tmp_path, monkeypatch, dt
         check(figure)
 
 
-def rows(rates):
-    return [
-        {"codec": f"c{i}", "data": "relu", "dtype": "float32", "family": "recorded", "ratio": 2.0}
-        | {"encode_gb_per_s": 2 * rate, "decode_gb_per_s": 2 * rate, "nbytes": 1 << 20}
-        | {"lossless": i % 2 == 0}
-        for i, rate in enumerate(rates)
-    ]
-
-
-@pytest.mark.parametrize(("rates", "low"), [([0.01, 4, 5, 6], 1), ([1.5, 4, 5, 6], 1)])
-def test_one_slow_codec_does_not_stretch_the_axis(rates, low):
-    figure = plots.pareto({"relu float32": rows(rates)})
-    assert figure is not None
-    panel = figure.axes[0]
-    assert panel.get_xlim()[0] > low
-    words = [text.get_text() for text in panel.texts]
-    assert ("c0: 0.01 GB/s" in words) == (rates[0] < 0.1)
-    assert {"c1", "c2", "c3"} <= set(words)
-
-
 def test_colours_stand_in_one_file():
     own = ROOT / "cswap" / "palette.py"
     for folder in ("cswap", "bench"):

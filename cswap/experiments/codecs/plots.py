@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import visible
@@ -14,7 +13,7 @@ from cswap.report.figure import new_figure, png_of
 from cswap.report.log_axis import plain_ticks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -23,13 +22,6 @@ if TYPE_CHECKING:
     from cswap.experiments.codecs.totals import Rows, Total
 
 LOSSLESS, LOSSY = BLUE, VERMILION
-FAR: Final = 4.0
-"""A codec that is slower by this factor than all others is drawn at the edge of its panel, so that
-it does not press the others together."""
-
-_EDGE: Final = 2.0
-"""Factor from the slowest of the others to the edge."""
-
 RATIO: Final = "raw / encoded bytes"
 MOST_PANELS: Final = 5
 """Of the user's own tensors, beside that of all of them together."""
@@ -48,20 +40,20 @@ def write(figures: Mapping[str, Figure | None], folder: Path, stem: str) -> list
     return list(found)
 
 
-def own_groups(rows: Rows) -> dict[str, Rows]:
-    """Rows by panel: all of the user's own tensors together, and the largest."""
+def own_groups(rows: Rows) -> dict[str, list[Total]]:
+    """Codecs by panel: on all of the user's own tensors together, and on the largest."""
     own = [r for r in rows if r.get("family") == OWN]
     sets = by_data_set(own)
-    groups: dict[str, Rows] = {}
+    groups: dict[str, list[Total]] = {}
     if len(sets) > 1:
-        groups["all of them"] = [_as_row(t) for t in totals(own) if t.codec != EACH]
+        groups["all of them"] = [t for t in totals(own) if t.codec != EACH]
     for name in sorted(sets, key=lambda name: -sets[name][0].nbytes)[:MOST_PANELS]:
         title = " ".join(map(visible, name)).replace("$", r"\$")  # else matplotlib sets a formula
-        groups[title] = [_as_row(total) for total in sets[name]]
+        groups[title] = sets[name]
     return groups
 
 
-def pareto(groups: Mapping[str, Rows]) -> Figure | None:
+def pareto(groups: Mapping[str, Sequence[Total]]) -> Figure | None:
     """Ratio against rate, a panel per group; None without any."""
     if not groups:
         return None
@@ -76,13 +68,8 @@ def pareto(groups: Mapping[str, Rows]) -> Figure | None:
     figure.legend(handles, labels, loc="outside upper center", ncols=2, fontsize=8)
     figure.draw_without_rendering()  # lays the panels out: words are placed in pixels
     for panel, mine in zip(panels.flat, groups.values(), strict=False):
-        place(panel, _words(mine))
+        place(panel, [(*_point(total), total.codec) for total in mine])
     return figure
-
-
-def round_trip_gb_per_s(row: dict[str, Any]) -> float:
-    """Raw bytes over the time of an encode and a decode, in 1e9 per second."""
-    return float(1 / (1 / row["encode_gb_per_s"] + 1 / row["decode_gb_per_s"]))
 
 
 def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -98,46 +85,22 @@ def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
     return found[::-1]
 
 
-def _edge(rows: Rows) -> float:
-    """The rate at which a panel begins for a codec that is `FAR` slower than all others; else 0."""
-    rates = sorted(map(round_trip_gb_per_s, rows))
-    return rates[1] / _EDGE if len(rates) > 2 and rates[1] > FAR * rates[0] else 0.0
+def _point(total: Total) -> tuple[float, float]:
+    # Raw bytes over the time of an encode and a decode, in 1e9 per second; and the ratio.
+    return total.nbytes / total.seconds / 1e9, total.ratio
 
 
-def _words(rows: Rows) -> Iterator[tuple[float, float, str]]:
-    edge = _edge(rows)
-    for row in rows:
-        rate = round_trip_gb_per_s(row)
-        said = f"{row['codec']}: {rate:.2g} GB/s" if rate < edge else row["codec"]
-        yield max(edge, rate), row["ratio"], said
-
-
-def _as_row(total: Total) -> dict[str, Any]:
-    return {
-        **asdict(total),
-        "ratio": total.ratio,
-        "encode_gb_per_s": total.nbytes / total.encode_s / 1e9,
-        "decode_gb_per_s": total.nbytes / total.decode_s / 1e9,
-    }
-
-
-def _pareto_panel(panel: Axes, title: str, rows: Rows) -> None:
-    edge = _edge(rows)
+def _pareto_panel(panel: Axes, title: str, found: Sequence[Total]) -> None:
     for lossless, colour, marker, word in (
         (True, LOSSLESS, "o", "lossless"),
         (False, LOSSY, "s", "lossy"),
     ):
-        mine = [r for r in rows if r["lossless"] == lossless]
-        if not mine:
-            continue
-        points = [(round_trip_gb_per_s(r), r["ratio"]) for r in mine]
-        near = [(x, y) for x, y in points if x >= edge]
-        panel.plot([x for x, _ in near], [y for _, y in near], marker, c=colour, label=word, ms=5)
-        for _, y in (point for point in points if point not in near):
-            panel.plot(edge, y, "<", color=colour, ms=8)
-        best = [(max(edge, x), y) for x, y in front(points)]
-        panel.step(*zip(*best, strict=True), where="pre", color=colour, lw=1, alpha=0.7)
-    panel.set_title(f"{title}, {rows[0]['nbytes'] / 2**20:.3g} MiB", fontsize=10)
+        points = [_point(t) for t in found if t.lossless == lossless]
+        if points:
+            panel.plot(*zip(*points, strict=True), marker, c=colour, label=word, ms=5)
+            best = zip(*front(points), strict=True)
+            panel.step(*best, where="pre", color=colour, lw=1, alpha=0.7)
+    panel.set_title(f"{title}, {found[0].nbytes / 2**20:.3g} MiB", fontsize=10)
     panel.set(
         xlabel="encode and decode, GB/s of raw bytes",
         ylabel=RATIO,

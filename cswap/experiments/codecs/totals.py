@@ -56,8 +56,8 @@ def by_data_set(rows: Rows) -> dict[tuple[str, str], list[Total]]:
     """A total per codec, for each data set and dtype of a result file's rows."""
     found: dict[tuple[str, str], list[Total]] = {}
     for r in rows:
-        n, gb = r["saved_bytes"], r["saved_bytes"] / 1e9
-        speed = gb / r["encode_gb_per_s"], gb / r["decode_gb_per_s"]
+        n = r["saved_bytes" if "saved_bytes" in r else "nbytes"]  # older files have no samples
+        speed = n / 1e9 / r["encode_gb_per_s"], n / 1e9 / r["decode_gb_per_s"]
         total = Total(r["codec"], r["lossless"], n, n / r["ratio"], *speed)
         found.setdefault((r["data"], r["dtype"]), []).append(total)
     return found
