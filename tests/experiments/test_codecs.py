@@ -28,6 +28,7 @@ from bench.codecs.synthetic import (
     synthetic,
     zipf,
 )
+from bench.files.kinds import kind_of, rows_of
 from cswap.experiments.codecs.case import Case
 from cswap.experiments.codecs.contenders import measure
 
@@ -97,13 +98,13 @@ def test_families_are_measured(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     assert (document["version"], document["complete"]) == (2, True)
-    rows = {r["key"]: r for r in document["rows"]}
-    assert len(rows) == len(document["rows"])
+    rows = rows_of(kind_of(document, out), document)
     assert {r["family"] for r in rows.values()} == {"sparsity", "values"}
-    assert "sparsity/zeros in runs 50%/bfloat16/262144/csr" in rows
-    half = rows["sparsity/random zeros 50%/float32/262144/zvc"]
+    assert ("sparsity", "zeros in runs", "bfloat16", "262144", "0.5", "csr") in rows
+    random = ("sparsity", "random zeros", "float32", "262144", "0.5")
+    half = rows[(*random, "zvc")]
     assert half["ratio"] == pytest.approx(1 / (0.5 + 1 / 32), rel=0.01)
-    memcpy = rows["sparsity/random zeros 50%/float32/262144/memcpy"]
+    memcpy = rows[(*random, "memcpy")]
     assert memcpy["encode_of_memcpy"] == memcpy["ratio"] == 1
     quotient = memcpy["encode"]["median_s"] / half["encode"]["median_s"]
     assert half["encode_of_memcpy"] == pytest.approx(quotient)

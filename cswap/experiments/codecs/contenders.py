@@ -37,7 +37,6 @@ class Row:
     """One codec on one data set.
 
     Attributes:
-        key: the same in every run with these options, and unique in one: to compare files by.
         family: where the data come from.
         data: kind of tensor.
         zeros: share of zero elements that was asked for; None outside of the sparsity sweep.
@@ -56,7 +55,6 @@ class Row:
         relative_rms_error: error of the decoded values; 0 if lossless.
     """
 
-    key: str
     family: str
     data: str
     zeros: float | None
@@ -182,9 +180,7 @@ def _row(
     error: float,
 ) -> Row:
     dtype, encode, decode = dtype_name(x.dtype), encodes[codec], decodes[codec]
-    share = "" if case.zeros is None else f" {case.zeros:.0%}"
     return Row(
-        key=f"{case.family}/{case.data}{share}/{dtype}/{x.nbytes}/{codec}",
         family=case.family,
         data=case.data,
         zeros=case.zeros,

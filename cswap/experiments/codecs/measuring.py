@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from cswap.experiments.files.resumable import Partial
 
 VERSION: Final = 2
-"""Version of the result file. 1 had only recorded tensors, and rows without key, family and
-zeros."""
+"""Version of the result file. 1 had only recorded tensors, and rows without family and zeros."""
 
 
 def codec_names(text: str) -> list[str]:
