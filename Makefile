@@ -78,10 +78,9 @@ build: $(STAMP) ## a wheel in dist/
 	rm -rf build # what an earlier build left there would go into this wheel too
 	$(BIN)/pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 
-release: test-all build ## everything that a release needs: the wheel works alone; no result is older than the code it measures
+release: test-all build ## everything that a release needs: the wheel works alone, and the pages' tables are those of the committed results
 	.ci/smoke
 	$(BIN)/python -m bench readme --check
-	$(BIN)/python -m bench stale
 
 clean: ## remove what the other targets made, .venv included
 	rm -rf .venv build dist site demo-out gpu-tests .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache

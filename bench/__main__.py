@@ -32,8 +32,6 @@ COMMANDS = {
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
     "schedule": "bench.accuracy.schedule",
-    "compare": "bench.files.compare",
-    "stale": "bench.files.stale",
     "report": "bench.pages.report",
     "readme": "bench.pages.readme",
     "gpu": "bench.gpu.command",

@@ -10,7 +10,6 @@ import torch
 import typer
 from rich.console import Console
 
-from bench.accuracy import confirm
 from bench.accuracy.tasks import MARGINS, STEPS, make
 from cswap.experiments.accuracy import pilot, study, sweep
 from cswap.experiments.accuracy.command import ALL, Pilot, Policies, Quick, Seeds
@@ -29,10 +28,6 @@ def main(
     quick: Quick = False,
     again: Again = False,
     only_pilot: Pilot = False,
-    only_confirm: Annotated[
-        bool,
-        typer.Option("--confirm", help="Repeat the first steps; if bits agree, the results stand."),
-    ] = False,
     jobs: JobsOption = 1,
 ) -> None:
     """Accuracy against latency on handwritten digits and Python sources.
@@ -58,7 +53,5 @@ def main(
     )
     if only_pilot:
         pilot.command(experiment, again=again)
-    elif only_confirm:
-        confirm.command(out / sweep.FILE, experiment.console)
     else:
         sweep.compare(experiment, again=again)

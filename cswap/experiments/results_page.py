@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
+from cswap.display import shown
 from cswap.experiments import html_page
 from cswap.experiments.accuracy import pictures, pilot
 from cswap.experiments.accuracy import report as accuracy
@@ -23,22 +24,34 @@ from cswap.experiments.options import RESULTS, writable_folder
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from cswap.experiments.files.reading import Document
     from cswap.experiments.grid import Grid
 
-    Tables = Mapping[str, Callable[[Document], Sequence[Grid]]]
-    """Functions that make a document's tables, by its kind."""
+    TablesOf = Callable[[Document], Sequence[Grid]]
 
-TABLES: Final[Tables] = {
+TABLES: Final[dict[str, TablesOf]] = {
     "codecs": codecs.grids,
     "accuracy": accuracy.grids,
     "accuracy pilot": pilot.grids,
 }
+"""Functions that make a document's tables, by its kind."""
 
 
-def sections(folder: Path, tables: Tables = TABLES) -> tuple[list[Section], list[str]]:
+def tables_of(document: Document) -> Sequence[Grid]:
+    """The tables of a document of one of the kinds of `TABLES`.
+
+    Raises:
+        ResultFileError: it is of another kind.
+    """
+    kind = str(document.get("kind"))
+    if kind not in TABLES:
+        raise ResultFileError(f"of no known kind ({shown(kind)}); known: {', '.join(TABLES)}.")
+    return TABLES[kind](document)
+
+
+def sections(folder: Path, make: TablesOf = tables_of) -> tuple[list[Section], list[str]]:
     """A section per result file below a folder, and a line on each JSON file that has none.
 
     Raises:
@@ -53,7 +66,7 @@ def sections(folder: Path, tables: Tables = TABLES) -> tuple[list[Section], list
             notes.append(f"{name}: left out: unfinished. Repeat the command that began it.")
             continue
         try:
-            made.append(_section(name, path, tables))
+            made.append(_section(name, path, make))
         except ResultFileError as error:
             notes.append(f"{name}: left out: {error}")
     if not made:
@@ -64,11 +77,8 @@ def sections(folder: Path, tables: Tables = TABLES) -> tuple[list[Section], list
     return made, notes
 
 
-def _section(name: str, path: Path, tables: Tables) -> Section:
+def _section(name: str, path: Path, make: TablesOf) -> Section:
     document = load(path)
-    make = tables.get(str(document.get("kind")))
-    if make is None:
-        raise ResultFileError(f"{path}: of no known kind; known: {', '.join(tables)}.")
     with understood(path):
         where = html_page.where(document["environment"])
         return Section(name, where, make(document), pictures=_pictures(path))
@@ -88,13 +98,13 @@ def _pictures(result: Path) -> list[Picture]:
     ]
 
 
-def write(folder: Path, out: Path | None = None, tables: Tables = TABLES) -> Path:
+def write(folder: Path, out: Path | None = None, make: TablesOf = tables_of) -> Path:
     """Write report.html, and print which files are left out.
 
     Args:
         folder: with result files; subfolders count.
         out: folder to write to; None: the same.
-        tables: make the tables.
+        make: makes the tables of a document.
 
     Returns:
         The page's path.
@@ -102,7 +112,7 @@ def write(folder: Path, out: Path | None = None, tables: Tables = TABLES) -> Pat
     Raises:
         ConfigError: no result file is found, or nothing can be written.
     """
-    made, notes = sections(folder, tables)
+    made, notes = sections(folder, make)
     page = writable_folder(out or folder) / "report.html"
     left_out = [Section("Left out", notes=notes)] if notes else []
     write_text(page, html_page.render("cswap: results", [*made, *left_out]))

@@ -20,8 +20,9 @@ pytest.importorskip("sklearn")  # the accuracy report's module imports scipy wit
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.files.kinds import KINDS, figure, kind_of, rows_of
-from cswap.experiments.files.reading import load
+from bench.pages.report import tables_of
+from cswap.experiments import results_page
+from cswap.experiments.files.reading import ResultFileError, load
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 COMMITTED = sorted(RESULTS.rglob("*.json"))
@@ -50,29 +51,29 @@ def test_committed_results_say_their_version_and_where_they_were_made(path):
 
 
 @pytest.mark.parametrize("path", COMMITTED, ids=name_of)
-def test_committed_results_have_rows_with_names_and_figures(path):
+def test_committed_results_have_a_table_and_name_the_kind_that_their_command_makes(path):
     document = load(path)
-    kind = kind_of(document, path)
-    command = document["environment"]["command"]
-    words = {kind.name.split()[0], kind.name.split()[-1]}  # "accuracy schedule" has its own command
-    assert any(command.startswith(f"python -m bench {word}") for word in words)
-    rows = rows_of(kind, document)
-    assert rows
-    for key, row in rows.items():
-        assert key
-        figures = [figure(row, name) for name in kind.figures]
-        failed = row.get("failure") or (kind.name == "overhead" and row.get("why"))
-        infeasible = kind.name == "plans" and row["of_ideal"] is None
-        # A paper's figure that we have none beside says why.
-        infeasible |= kind.name == "papers" and row["ours"] is None and bool(row["why"])
-        infeasible |= kind.name == "fit" and row["how"] == "cannot be reached"
-        assert failed or infeasible or any(one is not None for one in figures), key
+    command, kind = document["environment"]["command"], document["kind"].split()
+    assert any(command.startswith(f"python -m bench {word}") for word in (kind[0], kind[-1]))
+    assert any(grid.rows for grid in tables_of(document))
 
 
-def test_kinds_are_told_apart():
-    assert len({kind.name for kind in KINDS}) == len(KINDS)
-    for path in COMMITTED:
-        assert kind_of(load(path), path) in KINDS
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("{", "is not JSON"),
+        ("[]", "must be a JSON object"),
+        ("{}", "has no 'environment'"),
+        ('{"environment": {}, "kind": "swap"}', "has no rows"),
+        ('{"environment": {}, "kind": "accuracy"}', "lacks something"),
+    ],
+)
+def test_what_is_no_result_file_says_why(content, said, tmp_path):
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(ResultFileError, match=r"a\.json: left out: ") as caught:
+        results_page.sections(tmp_path, tables_of)
+    assert said in str(caught.value)
 
 
 class Page(HTMLParser):
@@ -157,7 +158,7 @@ def test_any_result_has_a_table_of_its_figures(tmp_path):
     text = (tmp_path / "out" / "report.html").read_text()
     check(text)
     assert "Some GPU; " in text
-    assert "<td>to the host 0 1048576</td><td>50.25</td>" in text
+    assert "<td>to the host</td><td>0</td><td>1048576</td><td>50.25</td>" in text
 
 
 def test_text_of_results_is_no_markup():

@@ -202,8 +202,8 @@ def test_a_report_has_its_table(workloads, tmp_path):
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 0, result.output
     page = (tmp_path / "report.html").read_text()
-    assert "<td>mlp plain</td>" in page
-    assert "<td>mlp cswap</td>" in page
+    assert "<td>mlp</td><td>plain</td>" in page
+    assert "<td>mlp</td><td>cswap</td>" in page
 
 
 def test_a_set_stands_for_its_workloads(workloads, tmp_path, monkeypatch):

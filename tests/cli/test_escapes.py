@@ -209,22 +209,6 @@ def a_result():
     return {"kind": "swap", "version": 1, "environment": environment, "rows": rows}
 
 
-def test_names_in_results_that_are_compared(tmp_path):
-    pytest.importorskip("bench.files.compare")
-    a, b = a_result(), a_result()
-    b["environment"]["cpu"] = "another"
-    for name, document in (("a", a), ("b", b)):
-        (tmp_path / f"{name}.json").write_text(json.dumps(document))
-    from typer.testing import CliRunner
-
-    from bench.__main__ import app
-
-    command = ["compare", str(tmp_path / "a.json"), str(tmp_path / "b.json")]
-    out = CliRunner().invoke(app, command, env={"COLUMNS": "400"}).output
-    assert is_clean(out)
-    assert out.count("conv\\x1b]8;;http://x") == 3
-
-
 def test_names_in_results_on_a_page(printed, tmp_path):
     pytest.importorskip("jinja2")
     rows = [{"model": EVIL, "seeds": 1, "validation_loss": 1.0, "spread": 1.0}]

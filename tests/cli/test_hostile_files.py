@@ -7,7 +7,6 @@ of other types and sizes, keys renamed, doubled or left out, deep nesting, absur
 from __future__ import annotations
 
 import functools
-import importlib
 import io
 import json
 import logging
@@ -208,17 +207,10 @@ def read_timeline(path):
 
 
 def read_result(path):
-    from bench.files import kinds
-    from bench.files.compare import compare as compare_results
-    from bench.pages.report import grids
+    from bench.pages.report import tables_of
     from cswap.experiments import html_page, results_page
-    from cswap.experiments.files.reading import load
 
-    own = RESULTS / "swap.json"
-    mine, its = load(path), load(own)
-    if (kind := kinds.kind_of(mine, path)) is kinds.kind_of(its, own):
-        compare_results(mine, its, kind)
-    sections, _ = results_page.sections(path.parent, {kind.name: lambda d: grids(kind, d)})
+    sections, _ = results_page.sections(path.parent, tables_of)
     html_page.render("results", sections)
 
 
@@ -307,7 +299,6 @@ COMMANDS = {
     ),
     "hardware show": ("hardware", ("hardware", "show", "FILE")),
     "calibrate": ("calibration", ("calibrate", "--show")),
-    "compare": ("result", ("bench", "compare", "FILE", str(RESULTS / "swap.json"))),
 }
 
 
@@ -318,8 +309,6 @@ def command_line(*words: str) -> tuple[object, str, str]:
     sys.argv, code = ["cswap", *words], 0
     try:
         with redirect_stdout(out), redirect_stderr(err):
-            if words[0] == "bench":
-                importlib.import_module("bench.__main__").app(list(words[1:]))
             cli.main()
     except SystemExit as leaving:
         code = leaving.code  # type: ignore[assignment]

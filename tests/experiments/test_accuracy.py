@@ -23,10 +23,9 @@ from typer.testing import CliRunner
 
 import cswap
 from bench.__main__ import app
-from bench.accuracy import confirm, schedule
+from bench.accuracy import schedule
 from bench.accuracy.tasks import make
 from bench.workloads.tasks import make_task
-from cswap.errors import ConfigError
 from cswap.experiments.accuracy import gradients, pictures, pilot, report
 from cswap.experiments.accuracy.latency import raw_s, swap_s
 from cswap.experiments.accuracy.pilot import margin_of
@@ -168,26 +167,6 @@ def test_pilot_runs_give_margins(tmp_path, monkeypatch):
     assert found["rows"][0]["margin"] == margin_of(losses)
     assert [run["seed"] for run in found["runs"]] == [100, 101]
     assert found["rows"][0]["spread"] == pytest.approx(statistics.stdev(losses))
-
-
-def test_results_are_confirmed_by_the_bits_of_their_first_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures, "draw", lambda *_: [])  # takes seconds
-    monkeypatch.setitem(QUICK, "steps", 4)
-    short = ("--policies", "int8", "--seeds", "1")
-    assert run(tmp_path, *short).exit_code == 0
-    file = tmp_path / "results.json"
-    document = json.loads(file.read_text())
-    document["settings"]["quick"] = False  # a quick run is not confirmed
-    file.write_text(json.dumps(document))
-    confirm.command(file, Console(quiet=True))
-    confirmed = json.loads(file.read_text())
-    assert confirmed["environment"]["confirmed"]["steps"] == confirm.STEPS
-    assert confirmed["runs"] == document["runs"]
-    document["runs"][0]["losses"][0] += 1e-6
-    file.write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="other bits"):
-        confirm.command(file, Console(quiet=True))
-    assert json.loads(file.read_text()) == document
 
 
 def test_the_schedules_have_the_same_mean_rate():

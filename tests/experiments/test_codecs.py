@@ -28,7 +28,6 @@ from bench.codecs.synthetic import (
     synthetic,
     zipf,
 )
-from bench.files.kinds import kind_of, rows_of
 from cswap.experiments.codecs.case import Case
 from cswap.experiments.codecs.contenders import measure
 
@@ -98,10 +97,12 @@ def test_families_are_measured(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     assert (document["version"], document["complete"]) == (2, True)
-    rows = rows_of(kind_of(document, out), document)
+    key = ("family", "data", "dtype", "nbytes", "zeros", "codec")
+    rows = {tuple(row[k] for k in key): row for row in document["rows"]}
+    assert len(rows) == len(document["rows"])
     assert {r["family"] for r in rows.values()} == {"sparsity", "values"}
-    assert ("sparsity", "zeros in runs", "bfloat16", "262144", "0.5", "csr") in rows
-    random = ("sparsity", "random zeros", "float32", "262144", "0.5")
+    assert ("sparsity", "zeros in runs", "bfloat16", 262144, 0.5, "csr") in rows
+    random = ("sparsity", "random zeros", "float32", 262144, 0.5)
     half = rows[(*random, "zvc")]
     assert half["ratio"] == pytest.approx(1 / (0.5 + 1 / 32), rel=0.01)
     memcpy = rows[(*random, "memcpy")]

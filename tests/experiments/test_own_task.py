@@ -81,7 +81,7 @@ def spec(monkeypatch, tmp_path):
 def test_the_example_is_trained_and_reported_and_its_runs_go_on(bench, monkeypatch, tmp_path):
     seeds = []
 
-    def train(task, policies, seed, on_step, most_steps=None):
+    def train(task, policies, seed, on_step):
         seeds.append(seed)
         if len(seeds) == 2:
             raise KeyboardInterrupt

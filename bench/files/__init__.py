@@ -1,1 +1,0 @@
-"""Result files: writing them, reading them, going on with them, comparing them."""
