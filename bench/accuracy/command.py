@@ -35,7 +35,7 @@ def main(
     An interrupted run goes on when the same command is repeated.
     """
     torch.set_num_threads(1)  # the models are small: a second thread would make them slower
-    needs("bench accuracy", "matplotlib", "scipy", "sklearn")
+    needs("bench accuracy", "matplotlib", "scipy", "sklearn", extra="bench,dev")
     chosen = names("--models", models, tuple(STEPS))
     n_steps = study.QUICK["steps"] if quick else None
     experiment = study.Study(

@@ -83,7 +83,7 @@ def main(
     An interrupted run goes on when the same command is repeated.
     """
     torch.set_num_threads(1)
-    needs("bench schedule", "scipy", "sklearn")
+    needs("bench schedule", "scipy", "sklearn", extra="bench,dev")
     writable_file(out)
     n_seeds = min(seeds, 2) if quick else seeds
     settings = {

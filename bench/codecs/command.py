@@ -87,7 +87,7 @@ def _cases(settings: dict[str, Any]) -> list[Case]:
     quick, found = settings["quick"], []
     for family in settings["families"]:
         if family == "recorded":
-            needs("bench codecs", "sklearn")
+            needs("bench codecs", "sklearn", extra="dev")
             found += record((1 if quick else settings["mib"]) * MIB, quick=quick)
         else:
             found += synthetic(family, quick=quick)

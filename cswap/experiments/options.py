@@ -29,14 +29,19 @@ Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfin
 """Option of commands that keep finished parts in a file (`cswap.experiments.files.resumable`)."""
 
 
-def needs(command: str, *modules: str) -> None:
+def needs(command: str, *modules: str, extra: str = "bench") -> None:
     """Check for packages before anything runs.
+
+    Args:
+        command: for the message.
+        modules: that it imports.
+        extra: the group of optional packages that they belong to.
 
     Raises:
         UnsupportedError: one of them is not installed.
     """
     if missing := [name for name in modules if find_spec(name) is None]:
-        raise UnsupportedError(f"{command} needs {', '.join(missing)}: {to_install('bench')}")
+        raise UnsupportedError(f"{command} needs {', '.join(missing)}: {to_install(extra)}")
 
 
 def names(option: str, text: str, known: Sequence[str]) -> list[str]:
