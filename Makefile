@@ -68,7 +68,7 @@ fix: $(STAMP) ## format, and repair what the linter can
 	$(BIN)/ruff format .
 
 bench: $(STAMP) ## benchmark of the codecs on the CPU; JSON under bench/results/
-	$(BIN)/python -m bench codecs --device cpu
+	$(BIN)/python -m bench codecs
 
 docs: $(STAMP) ## the documentation as web pages, in site/, tables made anew from committed results
 	$(BIN)/python -m bench readme

@@ -5,7 +5,6 @@ A module is imported when its command is called.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import typer
@@ -18,21 +17,18 @@ from cswap.errors import CswapError
 if TYPE_CHECKING:
     from typing import Any
 
-RESULTS = Path("bench/results/cpu")
-"""Folder of the committed results, from the repository's root."""
-
 COMMANDS = {
     "demo": "bench.demo.command",
     "swap": "bench.swap.command",
     "fit": "bench.fit.command",
-    "codecs": experiments.COMMANDS["codecs"],
+    "codecs": "bench.codecs.command",
     "workloads": "bench.frameworks.command",
     "inlined": "bench.inlined.command",
     "sparsity": "bench.sparsity.command",
     "papers": "bench.papers.command",
     "advisor": "bench.advisor.command",
-    "accuracy": experiments.COMMANDS["accuracy"],
-    "schedule": experiments.COMMANDS["schedule"],
+    "accuracy": "bench.accuracy.command",
+    "schedule": "bench.accuracy.schedule",
     "report": "bench.pages.report",
     "readme": "bench.pages.readme",
     "gpu": "bench.gpu.command",
@@ -47,10 +43,12 @@ class BenchGroup(LazyGroup):
     modules = COMMANDS
     after_ctrl_c: ClassVar = {
         **experiments.AFTER_CTRL_C,
-        **dict.fromkeys(("swap", "fit", "workloads", "sparsity", "papers", "twin"), GO_ON),
+        **dict.fromkeys(
+            ("swap", "fit", "workloads", "schedule", "sparsity", "papers", "twin"), GO_ON
+        ),
         "gpu": "the same command goes on from here",
     }
-    """Other commands keep nothing, except demo and accuracy, which print their own message."""
+    """Other commands keep nothing, except demo, which prints its own message."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; print its error."""
@@ -67,9 +65,8 @@ app = typer.Typer(cls=BenchGroup, no_args_is_help=True, add_completion=False)
 
 
 @app.callback()
-def bench(context: typer.Context) -> None:
+def bench() -> None:
     """Demo and benchmarks of cswap."""
-    context.obj = RESULTS
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def main(
     """Compare the advisor with the oracle, static codecs, CSwap+'s rule and raw."""
     writable_file(out)
     torch.set_num_threads(N_THREADS)
-    where = environment("advisor")
+    where = environment()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CSWAP_CACHE_DIR"] = folder  # a fresh calibration, and no stored one
         result = {"kind": "advisor", "version": 2, "environment": where, **measure(quick=quick)}

@@ -11,10 +11,10 @@ from torch.nn import functional
 
 import cswap
 from bench.advisor.truth import LOSSLESS
+from bench.codecs.recorded import trained
 from bench.workloads import modes
+from bench.workloads.saved_bytes import SavedBytes
 from cswap.advisor.rates import DEFAULT_PRICE_S_PER_BYTE, HOOKS_S
-from cswap.experiments.codecs.recorded import trained
-from cswap.experiments.meters.saved_bytes import SavedBytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,6 +1,6 @@
 """The models whose saved tensors the advisor chooses codecs for.
 
-The advisor's rules and rates were made with `cswap.experiments.workloads.tasks.TASKS` at hand. The
+The advisor's rules and rates were made with `bench.workloads.tasks.TASKS` at hand. The
 others were not looked at: they show how far the rules carry.
 """
 
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor, nn
 
-from cswap.experiments.workloads.small_models import Net
-from cswap.experiments.workloads.tasks import RESNET, TASKS, make_task
+from bench.workloads.small_models import Net
+from bench.workloads.tasks import RESNET, TASKS, make_task
 
 if TYPE_CHECKING:
     from cswap.experiments.task import Task

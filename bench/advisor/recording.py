@@ -13,7 +13,7 @@ from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
 from bench.advisor.models import advisor_task
-from cswap.experiments.codecs.recorded import WARM_STEPS, train
+from bench.codecs.recorded import WARM_STEPS, train
 
 if TYPE_CHECKING:
     from torch import Tensor

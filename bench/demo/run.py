@@ -21,11 +21,11 @@ from bench.demo import summary as results
 from bench.demo import tables
 from bench.demo.pictures import draw
 from bench.workloads.lockstep import Lockstep, Replica
+from bench.workloads.tasks import make_task
 from cswap import warm
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.writing import write
 from cswap.experiments.options import INTERRUPTED, N_THREADS
-from cswap.experiments.workloads.tasks import make_task
 from cswap.report import terminal
 from cswap_kernels.jit import numba_folder
 
@@ -48,7 +48,7 @@ class Demo:
     def __init__(self, settings: DemoSettings, console: Console) -> None:
         self.settings, self.console = settings, console
         self.started_s = time.perf_counter()
-        self.environment = environment("demo")
+        self.environment = environment()
         self.compile_s = 0.0
         self.facts: dict[str, dict[str, object]] = {}
         self.warm_up_s: dict[str, dict[str, float]] = {}

@@ -10,7 +10,7 @@ from bench.workloads.turns import of_like_steps
 
 if TYPE_CHECKING:
     from bench.workloads.lockstep import Lockstep, Log, Replica
-    from cswap.experiments.meters.saved_bytes import Curve
+    from bench.workloads.saved_bytes import Curve
 
 N_SETTLING_TIMES = 3  # the first steps of a run meet cold caches and are not timed
 

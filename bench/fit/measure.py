@@ -14,10 +14,10 @@ import cswap
 from bench.fit.models import WithLoss
 from bench.workloads import modes
 from bench.workloads.lockstep import same_bits
+from bench.workloads.saved_bytes import HeapSampler, SavedBytes, heap_bytes
+from bench.workloads.tasks import make_task
 from bench.workloads.turns import of_like_steps, turns
 from cswap.errors import GoalError
-from cswap.experiments.meters.saved_bytes import HeapSampler, SavedBytes, heap_bytes
-from cswap.experiments.workloads.tasks import make_task
 from cswap.fit.resident import Resident
 
 if TYPE_CHECKING:

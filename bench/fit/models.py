@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cswap.experiments.workloads.small_models import Net, Probe
+    from bench.workloads.small_models import Net, Probe
 
 MODELS = ("gpt", "gpt6", "vit", "cnn", "resnet")
 

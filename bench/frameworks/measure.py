@@ -23,8 +23,8 @@ import torch
 import cswap
 from bench.workloads.lockstep import same_bits
 from bench.workloads.modes import PINS, scratch_bytes, settle
+from bench.workloads.saved_bytes import HeapSampler, heap_bytes
 from bench.workloads.turns import of_like_steps, turns
-from cswap.experiments.meters.saved_bytes import HeapSampler, heap_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,8 +10,8 @@ from itertools import product
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Final
 
+from bench.pages.committed import as_markdown, load, where
 from cswap.codecs import cubins
-from cswap.experiments.files.committed import as_markdown, load, where
 from cswap.experiments.files.environment import environment, version_of
 from cswap.experiments.files.writing import write
 
@@ -94,7 +94,7 @@ def build(
 def facts() -> dict[str, object]:
     """The environment of a build, to be asked for before it."""
     compilers = {name: version_of(name) for name in COMPILERS}
-    return {**environment("gpu build"), "compilers": compilers}
+    return {**environment(), "compilers": compilers}
 
 
 def record(path: Path, row: Row, before: dict[str, object]) -> None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from bench.gpu.report import Report
     from bench.gpu.samples import Sample
     from cswap.codecs.base import Codec
-    from cswap.experiments.meters.timing import Timing
+    from cswap.experiments.timing import Timing
 
 MIB: Final = 1 << 20
 COPY: Final = "copy"

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from bench.gpu.report import Report
     from bench.gpu.samples import Sample
     from cswap.codecs.base import LateSize
-    from cswap.experiments.meters.timing import Timing
+    from cswap.experiments.timing import Timing
 
     Copies = dict[str, Callable[[], object]]
 

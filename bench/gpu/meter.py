@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.devices.cuda import cuda_device
-from cswap.experiments.meters.timing import Timing, timing_of
+from cswap.experiments.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

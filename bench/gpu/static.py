@@ -142,7 +142,7 @@ def run(path: Path, codecs: list[str] | None = None) -> None:
     """Compute the rows of all codecs, or of some, and write them to a result file."""
     architectures = sorted({p.architecture for p in PROCESSORS}, reverse=True)
     jobs = list(product(codecs or names(), architectures))
-    where = environment("gpu static")
+    where = environment()
     where["compilers"] = {name: version_of(name) for name in COMPILERS}
     document: dict[str, Any] = {
         "kind": "gpu static",

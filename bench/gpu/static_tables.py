@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.experiments.files.committed import as_markdown, load
+from bench.pages.committed import as_markdown, load
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

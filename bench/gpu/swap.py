@@ -16,7 +16,7 @@ from bench.gpu.contenders import Contender, relative_error
 from cswap.codecs.registry import get_codec
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
-from cswap.experiments.meters.timing import Timing, timing_of
+from cswap.experiments.timing import Timing, timing_of
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:

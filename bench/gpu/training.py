@@ -14,9 +14,9 @@ from torch.nn import functional
 
 from bench.gpu.meter import rss_bytes
 from bench.workloads import large_models as models
+from bench.workloads.host_memory import host_available_bytes
 from bench.workloads.methods import METHODS, ORACLE, Method
-from cswap.experiments.host_memory import host_available_bytes
-from cswap.experiments.meters.timing import Timing, timing_of
+from cswap.experiments.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable

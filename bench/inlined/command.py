@@ -12,9 +12,9 @@ from rich.console import Console
 
 from bench.inlined import report
 from bench.inlined.measure import N_SETTLING, measure
+from bench.workloads.tasks import make_task
 from cswap.experiments.files.resumable import Partial
 from cswap.experiments.options import N_THREADS, Again, names, writable_file
-from cswap.experiments.workloads.tasks import make_task
 from cswap.report import terminal
 from cswap.report.terminal import literal
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bench.drawing.steps import MIB
-from cswap.experiments.files.committed import as_markdown, load, where
+from bench.pages.committed import as_markdown, load, where
 
 
 def advisor_table() -> str:

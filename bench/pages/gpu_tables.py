@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from bench.gpu import tables, targets
-from cswap.experiments.files.committed import load
+from bench.pages.committed import load
 
 FOLDER: Final = "nvidia-h200"
 """Below bench/results."""

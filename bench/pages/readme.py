@@ -10,19 +10,20 @@ from typing import Annotated, Final
 
 import typer
 
-from bench.drawing.steps import MIB, UNKNOWN
+from bench.accuracy import schedule
+from bench.codecs import tables as codec_report
 from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
 from bench.pages import decision_tables, gpu_tables, step_tables, twin_tables
+from bench.pages import experiment_tables as experiments
+from bench.pages.committed import RESULTS
+from bench.pages.committed import as_markdown as _markdown
+from bench.pages.committed import load as _load
+from bench.pages.committed import where as _where
 from bench.pages.folding import folded
 from bench.pages.versions import versions_table
 from bench.papers.report import HEADINGS, networks, summary
-from cswap.experiments.codecs import tables as codec_report
-from cswap.experiments.files.committed import RESULTS, ROOT, NotReadError, is_given
-from cswap.experiments.files.committed import as_markdown as _markdown
-from cswap.experiments.files.committed import load as _load
-from cswap.experiments.files.committed import where as _where
-from cswap.experiments.pages import tables as experiments
+from cswap.experiments.files.environment import ROOT
 from cswap.schema.reading import read_object
 
 PAGES: Final = (
@@ -68,31 +69,16 @@ def sparsity_pictures() -> str:
 
 
 def _pictures(*names: str) -> str:
-    links = codec_report.picture_links(RESULTS, "codecs", names)
-    return links or "No pictures have been drawn yet."
+    return "\n\n".join(f"![{codec_report.PICTURES[n]}](codecs-{n}.png)" for n in names)
 
 
 def schedule_table() -> str:
     """Rates of ZFP that change in the course of training."""
     data = _load("accuracy/schedule.json")
-    rows = []
-    for r in data["rows"]:
-        change = r["against_down"]
-        rows.append(
-            [
-                r["schedule"],
-                UNKNOWN if r["bits_per_value"] is None else f"{r['bits_per_value']:.0f}",
-                f"{r['encoded_bytes_per_step'] / MIB:.2f}",
-                f"{r['validation_loss']:.4f}",
-                f"{change['mean']:+.4f} [{change['low']:+.4f}, {change['high']:+.4f}]",
-                r["verdict"],
-                f"{100 * r['accuracy']:.1f}",
-            ]
-        )
-    headings = ["schedule", "mean bits per value", "encoded MiB per step", "val. loss"]
-    headings += ["against sliding down (90 % CI)", "verdict", "accuracy %"]
     margin = f"Margin: {data['settings']['margin']} nats."
-    return f"{_markdown(headings, rows)}\n\n{margin} {_where(data, 'accuracy/schedule.json')}"
+    return f"{_markdown(schedule.HEADINGS, schedule.cells(data))}\n\n{margin} " + _where(
+        data, "accuracy/schedule.json"
+    )
 
 
 def papers_table() -> str:
@@ -112,8 +98,6 @@ def paper_networks_table() -> str:
 
 def results_table() -> str:
     """Every committed result file with the command that made it."""
-    if is_given():
-        raise NotReadError("all")  # a table of no single file
     rows = []
     for path in sorted(RESULTS.parent.rglob("*.json")):
         e = read_object(path, "file").get("environment", {})

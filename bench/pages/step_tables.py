@@ -8,8 +8,8 @@ from bench.drawing.steps import MIB
 from bench.fit import report as fit_report
 from bench.frameworks import report as frameworks_report
 from bench.inlined import report as inlined_report
+from bench.pages.committed import as_markdown, load, where
 from bench.swap import report as swap_report
-from cswap.experiments.files.committed import RESULTS, as_markdown, is_given, load, where
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -112,8 +112,6 @@ def inlined_table() -> str:
 
 def workloads_table() -> str:
     """Models of other packages, trained in every way."""
-    if not is_given() and not (RESULTS / "workloads.json").exists():
-        return "Not in `bench/results/cpu` yet: `python -m bench workloads` measures it."
     return f"{frameworks_report.summary(load('workloads.json'))}\n\n" + _reported(
         "workloads", frameworks_report
     )

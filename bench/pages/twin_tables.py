@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.pages.committed import as_markdown
 from bench.twin import report
 from bench.twin.profiles import PROFILES
-from cswap.experiments.files.committed import ROOT, as_markdown
+from cswap.experiments.files.environment import ROOT
 from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:

@@ -66,7 +66,7 @@ def rows(path: Path = FILE) -> list[dict[str, Any]]:
 
 def versions_table() -> str:
     """The versions that the tests passed with."""
-    from cswap.experiments.files.committed import as_markdown
+    from bench.pages.committed import as_markdown
 
     lines = [
         [

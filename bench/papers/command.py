@@ -48,7 +48,7 @@ def main(
     """Simulate the papers' measurements, and say why the figures differ."""
     chosen = names("--systems", systems, tuple(SYSTEMS))
     writable_file(out)
-    where = environment("papers")
+    where = environment()
     document = _started(out, where)
     cells = [cell for name in chosen for cell in SYSTEMS[name](quick=quick)]
     if again or quick:  # only these: all others stay, in their order

@@ -60,7 +60,7 @@ def _wanted(models: str, *, quick: bool) -> list[tuple[Run, str]]:
 def _started(out: Path, *, again: bool) -> dict[str, Any]:
     same = {"version": VERSION, "codecs": list(CODECS)}
     found = None if again else stored(out, {"runs": dict, "environment": dict}, **same)
-    new = {**same, "environment": environment("sparsity"), "runs": {}}
+    new = {**same, "environment": environment(), "runs": {}}
     return {"kind": "sparsity", **(found or new)}
 
 

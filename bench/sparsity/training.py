@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import nn
 
+from bench.workloads.data import digits, generator_of, python_sources, windows
 from bench.workloads.zoo.catalogue import ZOO, loss
 from bench.workloads.zoo.gpt2 import Gpt2
-from cswap.experiments.workloads.data import digits, generator_of, python_sources, windows
 from cswap.plan.measure import measure
 from cswap.plan.tensor_values import values_of
 

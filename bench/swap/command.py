@@ -13,9 +13,9 @@ from bench.swap import report
 from bench.swap.measure import train
 from bench.swap.stack import stack_task
 from bench.workloads.methods import OFF, ON_CPU
+from bench.workloads.tasks import make_task
 from cswap.experiments.files.resumable import Partial
 from cswap.experiments.options import N_THREADS, Again, names, writable_file
-from cswap.experiments.workloads.tasks import make_task
 from cswap.report import terminal
 from cswap.report.terminal import literal
 

@@ -12,7 +12,7 @@ from bench.demo import summary as results
 from bench.workloads.lockstep import Lockstep, Replica
 from bench.workloads.methods import OFF, NotInstalledError
 from bench.workloads.turns import of_like_steps
-from cswap.experiments.meters.timing import Timing, timing_of
+from cswap.experiments.timing import Timing, timing_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import AdamW
 
+from bench.workloads.data import generator_of
+from bench.workloads.small_models import Net
 from cswap.experiments.task import Batch, Task
-from cswap.experiments.workloads.data import generator_of
-from cswap.experiments.workloads.small_models import Net
 
 WIDTH: Final = 256
 N_BLOCKS: Final = 8

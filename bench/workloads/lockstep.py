@@ -18,8 +18,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from bench.workloads import modes
+from bench.workloads.saved_bytes import Curve, HeapSampler, SavedBytes, heap_bytes
 from bench.workloads.turns import turns
-from cswap.experiments.meters.saved_bytes import Curve, HeapSampler, SavedBytes, heap_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -63,7 +63,7 @@ class Memory:
 
     Attributes:
         n_steps: training steps done before.
-        saved: bytes of saved tensors over time, `cswap.experiments.meters.saved_bytes.SavedBytes`.
+        saved: bytes of saved tensors over time, `bench.workloads.saved_bytes.SavedBytes`.
         between: the same between forward and backward, model only.
         heap: growth of the allocator's bytes over time; empty unless asked for and known.
         heap_after_forward: that growth when forward had ended; None if not measured.

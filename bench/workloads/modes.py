@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.workloads.methods import DEMO, ON_CPU
-from cswap.experiments.meters.saved_bytes import Held
+from bench.workloads.saved_bytes import Held
 
 if TYPE_CHECKING:
     from bench.workloads.methods import Method

@@ -1,4 +1,4 @@
-"""`cswap bench`: the experiments of the package, and in a checkout all other benchmarks, too.
+"""`cswap bench`: experiments on a user's own tensors and model.
 
 A module is imported when its command is called.
 """
@@ -7,15 +7,12 @@ from __future__ import annotations
 
 import importlib
 import os
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Final
 
 import typer
 from typer.core import TyperGroup
 
-import cswap
 from cswap.display import shown
 from cswap.errors import ConfigError
 
@@ -26,14 +23,13 @@ if TYPE_CHECKING:
 COMMANDS: Final = {
     "codecs": "cswap.experiments.codecs.command",
     "accuracy": "cswap.experiments.accuracy.command",
-    "schedule": "cswap.experiments.accuracy.schedule",
-    "report": "cswap.experiments.pages.report",
+    "report": "cswap.experiments.results_page",
 }
 """Commands, and the modules whose function `main` runs them."""
 
 GO_ON: Final = "the same command goes on from here. With --again it begins anew"
-AFTER_CTRL_C: Final = dict.fromkeys(("codecs", "schedule"), GO_ON)
-"""Message after an interrupt, by command. Accuracy prints its own."""
+AFTER_CTRL_C: Final = dict.fromkeys(("codecs", "accuracy"), GO_ON)
+"""Message after an interrupt, by command."""
 
 
 def prepare() -> None:
@@ -61,13 +57,9 @@ class LazyGroup(TyperGroup):
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
-            what = self.state_of(ctx.invoked_subcommand)
+            what = self.after_ctrl_c.get(ctx.invoked_subcommand, "nothing is written")
             typer.echo(f"\nInterrupted: {what}.", err=True)
             raise typer.Exit(130) from None
-
-    def state_of(self, command: str) -> str:
-        """Return the state of a command's results after an interrupt."""
-        return self.after_ctrl_c.get(command, "nothing is written")
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the commands whose module exists."""
@@ -82,75 +74,30 @@ class LazyGroup(TyperGroup):
         return typer.main.get_command(app)
 
 
-class _WithCheckout(LazyGroup):
-    """The package's experiments; those of `python -m bench`, where there is a checkout."""
-
-    def state_of(self, command: str) -> str:
-        """Return the state of a command's results after an interrupt."""
-        if command in self.modules:
-            return super().state_of(command)
-        from bench.__main__ import BenchGroup
-
-        return BenchGroup.after_ctrl_c.get(command, "nothing is written")
-
-    def list_commands(self, ctx: Any) -> list[str]:
-        """Return the package's commands, and then the checkout's."""
-        return list(dict.fromkeys([*super().list_commands(ctx), *_of_checkout()]))
+class _Bench(LazyGroup):
+    """The package's experiments."""
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Import and return one command.
 
         Raises:
-            ConfigError: it is none of the package's, and there is no checkout.
+            ConfigError: it is none of the package's.
         """
         prepare()
-        if cmd_name in self.modules:
-            return super().get_command(ctx, cmd_name)
-        root = _checkout()
-        if root is None:
+        if cmd_name not in self.modules:
             raise ConfigError(
                 f"bench {shown(cmd_name)}: the package has {', '.join(self.modules)}. Other "
-                f"benchmarks come with the repository, not with the package in "
-                f"{shown(str(_root()))}: there, run `python -m bench`, or `pip install -e .` first."
+                "benchmarks come with the repository: there, run `python -m bench`."
             )
-        if cmd_name not in _of_checkout():
-            return None
-        if "bench" in sys.argv:
-            sys.argv = sys.argv[sys.argv.index("bench") :]  # results name their command by it
-        from bench.__main__ import app
-
-        return typer.main.get_command(app).get_command(ctx, cmd_name)  # type: ignore[attr-defined]
+        return super().get_command(ctx, cmd_name)
 
 
-def _root() -> Path:
-    return Path(cswap.__file__).resolve().parents[1]
-
-
-def _checkout() -> Path | None:
-    # Its root, from now on on the path, so that `bench` is found.
-    root = _root()
-    if not all((root / file).is_file() for file in ("bench/__main__.py", "pyproject.toml")):
-        return None
-    if str(root) not in sys.path:
-        sys.path.insert(0, str(root))
-    return root
-
-
-def _of_checkout() -> list[str]:
-    if _checkout() is None:
-        return []
-    from bench.__main__ import COMMANDS as ALL
-
-    return list(ALL)
-
-
-bench_app = typer.Typer(cls=_WithCheckout, no_args_is_help=True, add_completion=False)
+bench_app = typer.Typer(cls=_Bench, no_args_is_help=True, add_completion=False)
 
 
 @bench_app.callback()
 def bench() -> None:
-    """Benchmarks of codecs, accuracy of one's own model against latency, and reports.
+    """Codecs on your own tensors, accuracy of your own model against latency, and a report.
 
-    Results go to cswap-results in the current folder. In a checkout, the commands of
-    `python -m bench` are here, too.
+    Results go to cswap-results in the current folder.
     """

@@ -20,7 +20,7 @@ N_THREADS: Final = 2
 results between machines."""
 
 RESULTS: Final = Path("cswap-results")
-"""Folder of `cswap bench`'s results, in the current folder; `python -m bench` has its own."""
+"""Folder of `cswap bench`'s results, in the current folder."""
 
 INTERRUPTED: Final = 130
 """Exit code that a shell reports for a process that Ctrl-C ended."""
@@ -29,24 +29,19 @@ Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfin
 """Option of commands that keep finished parts in a file (`cswap.experiments.files.resumable`)."""
 
 
-def results_folder(context: typer.Context) -> Path:
-    """Folder of a command's results without --out: that of the program, else `RESULTS`."""
-    return context.obj if isinstance(context.obj, Path) else RESULTS
-
-
-def is_cswap_bench(context: typer.Context) -> bool:
-    """Whether the program is `cswap bench`, which keeps the results of every run."""
-    return results_folder(context) == RESULTS
-
-
-def needs(command: str, *modules: str) -> None:
+def needs(command: str, *modules: str, extra: str = "bench") -> None:
     """Check for packages before anything runs.
+
+    Args:
+        command: for the message.
+        modules: that it imports.
+        extra: the group of optional packages that they belong to.
 
     Raises:
         UnsupportedError: one of them is not installed.
     """
     if missing := [name for name in modules if find_spec(name) is None]:
-        raise UnsupportedError(f"{command} needs {', '.join(missing)}: {to_install('bench')}")
+        raise UnsupportedError(f"{command} needs {', '.join(missing)}: {to_install(extra)}")
 
 
 def names(option: str, text: str, known: Sequence[str]) -> list[str]:

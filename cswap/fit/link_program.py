@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cswap.advisor.live_costs import REMAT
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 

@@ -232,9 +232,7 @@ def plain(node: Any, slot: str, keep: Keep) -> Packed:
     return keep(tensor)
 
 
-def leaf(
-    variable: torch.Tensor, nbytes: int, hold: HoldLeaf | None
-) -> torch.Tensor | HeldLeaf:
+def leaf(variable: torch.Tensor, nbytes: int, hold: HoldLeaf | None) -> torch.Tensor | HeldLeaf:
     """The value of a leaf. Of a small one a copy: it may be written before backward needs it.
 
     Args:

@@ -132,8 +132,8 @@ class Remat:
     Attributes:
         formula: the operators.
         inputs: packed objects, which autograd holds for the operators that saved them.
-        constants: copies of small leaves, numbers, and larger parameters. Operands number them after
-            the inputs.
+        constants: copies of small leaves, numbers, and larger parameters. Operands number them
+            after the inputs.
         settings: settings of torch under which the result has the same bits.
     """
 
@@ -178,8 +178,7 @@ class Remat:
 
     def _run(self, inputs: Sequence[torch.Tensor], exact: bool) -> torch.Tensor:
         values: list[torch.Tensor | complex | None] = [*inputs]
-        for constant in self.constants:
-            values.append(constant.unpack() if isinstance(constant, HeldLeaf) else constant)
+        values += [c.unpack() if isinstance(c, HeldLeaf) else c for c in self.constants]
         formula = self.formula
         for step in formula.steps:
             operands = [None if n is None else values[n] for n in step.operands]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import cswap
+from bench.workloads.saved_bytes import heap_bytes
 from cswap.advisor.advisor import WHY_KEPT, Advisor
 from cswap.advisor.gains import UNUSED, Gain
 from cswap.advisor.live_costs import KEEP
@@ -21,7 +22,6 @@ from cswap.advisor.time_limit import (
 )
 from cswap.config import SwapConfig
 from cswap.engine.saved.packed import Kept
-from cswap.experiments.meters.saved_bytes import heap_bytes
 
 MIB = 1 << 20
 STEP_S = 1.0

@@ -47,9 +47,9 @@ with pytest.MonkeyPatch.context() as patch:  # the root is not on the path that 
     from bench.gpu.peers import PEERS
     from bench.gpu.report import Report, driver_version
     from bench.workloads import large_models as models
+    from bench.workloads.host_memory import host_available_bytes
     from bench.workloads.methods import METHODS, ORACLE, Method
-    from cswap.experiments.host_memory import host_available_bytes
-    from cswap.experiments.meters.timing import timing_of
+    from cswap.experiments.timing import timing_of
 
 KIB = 1 << 10
 GPU = {"name": "made up"}

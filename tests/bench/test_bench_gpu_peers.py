@@ -19,7 +19,7 @@ from bench.gpu.contenders import PeerContender
 from bench.gpu.peers import PEERS, Peer
 from bench.gpu.report import Report
 from bench.gpu.samples import DENSE, DENSE_HALF, RELU_85, Sample
-from cswap.experiments.meters.timing import timing_of
+from cswap.experiments.timing import timing_of
 
 CPU = torch.device("cpu")
 METER: Any = SimpleNamespace(

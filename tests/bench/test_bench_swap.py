@@ -22,8 +22,8 @@ from bench.swap.measure import MEMCPY
 from bench.swap.stack import MIB, stack_task
 from bench.workloads import methods
 from bench.workloads.methods import METHODS, ON_CPU, UNLIMITED
+from bench.workloads.saved_bytes import Held, SavedBytes
 from cswap.advisor.rates import PRICES_S_PER_BYTE
-from cswap.experiments.meters.saved_bytes import Held, SavedBytes
 
 PEERS = ("TRL OffloadActivations", "torchtune OffloadActivations")
 LOSSLESS = [name for name in ON_CPU if name not in (*PEERS, "cswap int8")]

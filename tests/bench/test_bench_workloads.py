@@ -200,9 +200,9 @@ def test_a_report_has_its_table(workloads, tmp_path):
     assert result.exit_code == 0, result.output
     result = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert result.exit_code == 0, result.output
-    page = (tmp_path / "report.md").read_text()
-    assert "| mlp | plain |" in page
-    assert "| mlp | cswap |" in page
+    page = (tmp_path / "report.html").read_text()
+    assert "<td>mlp</td><td>plain</td>" in page
+    assert "<td>mlp</td><td>cswap</td>" in page
 
 
 def test_a_set_stands_for_its_workloads(workloads, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ from bench.demo.settings import DemoSettings
 from bench.demo.summary import Row
 from bench.demo.tables import conclusions
 from bench.workloads.lockstep import Lockstep
-from cswap.experiments.workloads.tasks import make_task
+from bench.workloads.tasks import make_task
 
 ROOT = Path(__file__).parents[2]
 ROW_KEYS = {
@@ -205,7 +205,7 @@ def test_wrong_option_is_refused_before_anything_runs(arguments, words):
 @pytest.fixture
 def memory(monkeypatch):
     monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("cswap.experiments.meters.saved_bytes")
+    return importlib.import_module("bench.workloads.saved_bytes")
 
 
 def relus(x, n):

@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("typer")
 
 from bench.gpu.static_tables import FILE, TARGET_OF, TARGETS_GB_PER_S, targets_table
+from bench.pages.committed import load
 from cswap.codecs.registry import get_codec
-from cswap.experiments.files.committed import load
 
 SLOWEST = "A100"
 """Of the processors that bounds are computed for."""

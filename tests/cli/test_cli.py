@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import cswap
 from cswap import cli, doctor
@@ -154,36 +155,21 @@ def test_dtypes_are_abbreviated_by_group():
     assert doctor.abbreviate([]) == ""
 
 
-# cswap bench: the package's experiments, and in a checkout what `python -m bench` has.
+# cswap bench: the package's experiments.
 
 
-def test_bench_runs_what_python_m_bench_runs(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.chdir(tmp_path)
-    code, out, err = run("bench", "readme", "--check")
-    assert (code, err) == (0, "")
-    assert out == ""
-    assert sys.argv == ["bench", "readme", "--check"]  # what results name as their command
-    code, out, _ = run("bench", "swap", "--help")
-    assert code == 0
-    assert "Usage: cswap bench swap" in out
-    assert run("bench", "nonsuch")[0] == 2
-
-
-@pytest.mark.slow
 def test_bench_writes_into_the_current_folder(run, monkeypatch, tmp_path):
-    pytest.importorskip("sklearn")
     monkeypatch.chdir(tmp_path)
-    options = ("--families", "values", "--quick", "--codecs", "bitpack", "--threads", "1")
-    code, out, _ = run("bench", "codecs", *options)
+    torch.save(torch.arange(1 << 10), "mine.pt")
+    code, out, _ = run("bench", "codecs", "--tensors", "mine.pt", "--codecs", "bitpack")
     assert code == 0, out
-    found = json.loads((tmp_path / "cswap-results" / "codecs-part.json").read_text())
-    assert found["environment"]["command"].startswith("cswap bench codecs --families values")
+    found = json.loads((tmp_path / "cswap-results" / "codecs-own.json").read_text())
+    assert found["environment"]["command"].startswith("cswap bench codecs --tensors mine.pt")
     code, out, err = run("bench", "report")
     assert code == 0, err
     page = (tmp_path / "cswap-results" / "report.html").read_text("utf-8")
     assert "bitpack" in page
-    assert [path.name for path in tmp_path.iterdir()] == ["cswap-results"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cswap-results", "mine.pt"]
 
 
 def test_bench_imports_experiments_when_they_run():
@@ -196,13 +182,16 @@ def test_bench_imports_experiments_when_they_run():
     assert found.strip() == "[]"
 
 
-def test_bench_without_a_checkout_says_where_to_get_one(run, monkeypatch, tmp_path):
-    monkeypatch.setattr(cswap, "__file__", str(tmp_path / "cswap" / "__init__.py"))
+def test_bench_says_where_the_other_benchmarks_are(run):
     code, out, err = run("bench", "demo")
     assert (code, out) == (2, "")
-    assert err.startswith(
-        "cswap: bench 'demo': the package has codecs, accuracy, schedule, report."
-    )
-    assert "benchmarks come with the repository, not with" in err
+    assert err.startswith("cswap: bench 'demo': the package has codecs, accuracy, report.")
     assert err.count("\n") == 1
-    assert "`pip install -e .`" in err
+    assert "`python -m bench`" in err
+
+
+@pytest.mark.parametrize(("command", "option"), [("accuracy", "--task"), ("codecs", "--record")])
+def test_bench_says_which_option_it_cannot_do_without(run, command, option):
+    code, out, err = run("bench", command)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert option in err

@@ -211,10 +211,13 @@ def a_result():
 
 def test_names_in_results_on_a_page(printed, tmp_path):
     pytest.importorskip("jinja2")
-    (tmp_path / "a\x1b.json").write_text(json.dumps(a_result()))
+    rows = [{"model": EVIL, "seeds": 1, "validation_loss": 1.0, "spread": 1.0}]
+    rows[0] |= {"accuracy": 1.0, "margin": 1.0}
+    document = {**a_result(), "kind": "accuracy pilot", "rows": rows}
+    (tmp_path / "a\x1b.json").write_text(json.dumps(document))
+    (tmp_path / "b\x1b.json").write_text(json.dumps(a_result()))  # of no kind that it knows
     printed("bench", "report", tmp_path)
-    for name in ("report.html", "report.md"):
-        assert is_clean((tmp_path / name).read_text(encoding="utf-8"))
+    assert is_clean((tmp_path / "report.html").read_text(encoding="utf-8"))
 
 
 def test_a_saved_record_is_json_even_if_gradients_were_infinite(tmp_path):

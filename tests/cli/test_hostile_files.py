@@ -207,16 +207,11 @@ def read_timeline(path):
 
 
 def read_result(path):
-    from bench.pages import readme
-    from cswap.experiments.drawing import html_page as page
-    from cswap.experiments.files import kinds
-    from cswap.experiments.pages import report
+    from bench.pages.report import tables_of
+    from cswap.experiments import html_page, results_page
 
-    kinds.kind_of(kinds.load(path), path)
-    found, notes = report.results(path.parent)
-    sections = report.sections(path.parent, found, report.Makers(readme.TABLES))
-    page.render("results", sections)
-    report.markdown(path.parent, sections, notes)
+    sections, _ = results_page.sections(path.parent, tables_of)
+    html_page.render("results", sections)
 
 
 def for_this_machine(name: str) -> Callable[[], bytes]:

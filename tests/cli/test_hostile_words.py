@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -333,9 +335,12 @@ def refused(monkeypatch, capsys):
     cli = pytest.importorskip("cswap.cli")
 
     def call(*arguments):
-        monkeypatch.setattr(sys, "argv", ["cswap", *map(str, arguments)])
+        words = [*map(str, arguments)]
+        monkeypatch.setattr(sys, "argv", ["cswap", *words])
+        app = importlib.import_module("bench.__main__").app
+        run = partial(app, words[1:]) if words[0] == "bench" else cli.main
         with pytest.raises(SystemExit) as caught:
-            cli.main()
+            run()
         out, err = capsys.readouterr()
         assert (caught.value.code, out, err.count("\n")) == (2, "", 1), err
         return err

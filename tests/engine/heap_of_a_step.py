@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import cswap
-from cswap.experiments.meters.saved_bytes import HeapSampler, heap_bytes
+from bench.workloads.saved_bytes import HeapSampler, heap_bytes
 
 STEPS = 4
 MIB = 1 << 20

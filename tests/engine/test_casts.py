@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -40,11 +41,10 @@ def trained(optimizer, step, **options):
     """Parameters after some steps, with cswap and without."""
     net = perceptron()
     plain = copy.deepcopy(net)
-    found = []
-    for one, chosen in ((plain, None), (net, options)):
-        handle = None if chosen is None else cswap.install(one, min_bytes=0, **chosen)
-        step(one, optimizer(one.parameters()))
-        found.append([p.detach().clone() for p in one.parameters()])
+    step(plain, optimizer(plain.parameters()))
+    handle = cswap.install(net, min_bytes=0, **options)
+    step(net, optimizer(net.parameters()))
+    found = [[p.detach().clone() for p in one.parameters()] for one in (plain, net)]
     return (*found, handle.stats)
 
 
@@ -75,7 +75,12 @@ def one_step_late(net, optimizer):
 def copies(monkeypatch):
     """Copies of parameters that an optimizer was about to write."""
     found, real = [], leaves.KeptLeaf.copy
-    monkeypatch.setattr(leaves.KeptLeaf, "copy", lambda self: (found.append(self), real(self))[1])
+
+    def noted(self):
+        found.append(self)
+        real(self)
+
+    monkeypatch.setattr(leaves.KeptLeaf, "copy", noted)
     return found
 
 
@@ -120,11 +125,12 @@ def test_copies_that_cannot_be_computed_again_stay(options, monkeypatch):
     net = perceptron()
     chosen = []
     real = HostExecutor.swap_out
-    monkeypatch.setattr(
-        HostExecutor,
-        "swap_out",
-        lambda self, handle, x, codec: (chosen.append(x), real(self, handle, x, codec))[1],
-    )
+
+    def noted(self, handle, x, codec):
+        chosen.append(x)
+        real(self, handle, x, codec)
+
+    monkeypatch.setattr(HostExecutor, "swap_out", noted)
     with cswap.install(net, min_bytes=0, **options) as handle:
         in_turn(net, sgd(net.parameters()))
     assert chosen  # others leave
@@ -142,7 +148,7 @@ def test_who_else_writes_a_weight_meanwhile_gets_an_error():
         assert handle.stats.by_codec["remat"].count >= 2 * 3
         with torch.no_grad():
             net[2].weight.mul_(2)
-        with pytest.raises(RuntimeError, match="modified by an inplace operation.*remat=False"):
+        with pytest.raises(RuntimeError, match=r"modified by an inplace operation.*remat=False"):
             loss.backward()
 
 
@@ -179,7 +185,7 @@ def test_random_orders_of_forwards_backwards_and_steps(seed, copies):
 
     def step(net, optimizer):
         draws = random.Random(seed)
-        waiting = []
+        waiting: list[torch.Tensor] = []
         for i in range(30):
             what = draws.choice(["forward", "forward", "backward", "step", "part"])
             if what == "forward" and len(waiting) < 3:
@@ -191,7 +197,8 @@ def test_random_orders_of_forwards_backwards_and_steps(seed, copies):
             elif what == "part":
                 torch.optim.SGD([net[2].weight, net[0].bias], 0.05).step()
 
-    options = rng.choice([{"slowdown": 1e3}, {"fit": "min"}, {"codec": "zvc"}])
+    ways: list[dict[str, Any]] = [{"slowdown": 1e3}, {"fit": "min"}, {"codec": "zvc"}]
+    options = rng.choice(ways)
     wanted, found, stats = trained(sgd, step, **options)
     assert all(map(torch.equal, wanted, found))
     assert stats.by_codec["remat"].count >= 6

@@ -6,6 +6,7 @@ import io
 import json
 import re
 import statistics
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,27 +23,31 @@ from typer.testing import CliRunner
 
 import cswap
 from bench.__main__ import app
-from cswap.errors import ConfigError
-from cswap.experiments.accuracy import confirm, gradients, pictures, report, schedule
+from bench.accuracy import schedule
+from bench.accuracy.tasks import make
+from bench.workloads.tasks import make_task
+from cswap.experiments.accuracy import gradients, pictures, pilot, report
 from cswap.experiments.accuracy.latency import raw_s, swap_s
-from cswap.experiments.accuracy.margins import MARGINS, margin_of, stated
-from cswap.experiments.accuracy.summary import current, summarise
-from cswap.experiments.accuracy.tasks import make
+from cswap.experiments.accuracy.pilot import margin_of
+from cswap.experiments.accuracy.study import QUICK, Study, settings_of
+from cswap.experiments.accuracy.summary import summarise
 from cswap.experiments.accuracy.train import Trained
-from cswap.experiments.accuracy.train import train as train_all
-from cswap.experiments.accuracy.verdict import EQUAL, UNDECIDED, WORSE
+from cswap.experiments.accuracy.verdict import UNDECIDED, WORSE
 from cswap.experiments.launchers import Launcher
-from cswap.experiments.workloads.tasks import make_task
 from cswap.plan.hardware import load_hardware
-from cswap.report import terminal
 from cswap.stats.stats import CodecStats
 
 SEEDS = range(5)
 ROOT = Path(__file__).resolve().parents[2]
 
 
+@pytest.fixture(autouse=True)
+def few_steps(monkeypatch):
+    monkeypatch.setitem(QUICK, "steps", 6)
+
+
 def run(out, *arguments):
-    options = ["--quick", "--models", "cnn", "--seeds", "2", "--steps", "6", "--out", str(out)]
+    options = ["--quick", "--models", "cnn", "--seeds", "2", "--out", str(out)]
     return CliRunner().invoke(app, ["accuracy", *options, *arguments], env={"COLUMNS": "200"})
 
 
@@ -81,26 +86,6 @@ def test_policies_are_trained_compared_and_reported(tmp_path):
     page = (tmp_path / "report.html").read_text()
     assert page.count("data:image/png;base64,") == 3
     assert "http" not in page  # opens without a network
-    assert "int8" in (tmp_path / "table.md").read_text()
-
-
-@pytest.mark.slow
-def test_an_interrupted_run_is_gone_on_with(tmp_path, monkeypatch):
-    from cswap.experiments.accuracy import sweep
-
-    real, seeds = train_all, []
-
-    def train(task, policies, seed, on_step, most_steps=None):
-        seeds.append(seed)
-        if len(seeds) == 2:
-            raise KeyboardInterrupt
-        return real(task, policies, seed, on_step)
-
-    monkeypatch.setattr(sweep, "train", train)
-    monkeypatch.setattr(report, "write", lambda *_: [])  # draws, which takes seconds
-    assert run(tmp_path, "--policies", "int8").exit_code == 130
-    assert run(tmp_path, "--policies", "int8").exit_code == 0
-    assert seeds == [0, 1, 1]
 
 
 def test_unknown_names_are_refused(tmp_path):
@@ -133,12 +118,15 @@ def test_diverged_runs_are_reported_from_the_file(tmp_path):
     assert row["verdict"] == WORSE
     assert row["accuracy_change"]["mean"] == 0.0
     assert set(row["simulated_swap"]) == {"v100-pcie3", "a100-pcie4", "h200-pcie5"}
-    report.write(document, tmp_path)
+    assert [path.name for path in pictures.draw(document, tmp_path)] == [
+        *("pareto.png", "heat.png", "curves.png")
+    ]
     again = json.loads(json.dumps(document).replace("NaN", "null"))
-    assert report.markdown(again) == report.markdown(document)
-    line = next(line for line in report.markdown(document).splitlines() if "int4" in line)
-    assert line.startswith(
-        "| cnn, 5 | int4 | diverged | diverged | 0.1 | worse | 50.0 | +0.0 [+0.0, +0.0] |"
+    assert report.grids(again) == report.grids(document)
+    _, line = report.rows(document)
+    assert line[:8] == (
+        *("cnn, 5", "int4", "diverged", "diverged", "0.1", "worse", "50.0"),
+        "+0.0 [+0.0, +0.0]",
     )
 
 
@@ -146,16 +134,10 @@ def test_a_narrow_table_has_the_verdict_and_the_latency():
     out = io.StringIO()
     console = Console(file=out, width=80, force_terminal=True, color_system=None)
     document = json.loads((ROOT / "bench/results/cpu/accuracy/results.json").read_text())
-    terminal.show(report.table(document), drop=report.DROPPED, console=console)
+    report.table(document).show(console, drop=report.DROPPED)
     (line,) = [line for line in out.getvalue().splitlines() if "vit" in line and "int8" in line]
     assert "equal within the margin" in line
     assert re.search(r"\d\.\d\d \(-\d+ %\)", line)
-
-
-def test_fewer_steps_than_are_left_out_are_refused(tmp_path):
-    result = CliRunner().invoke(app, ["accuracy", "--steps", "3", "--out", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "--steps 3" in result.output
 
 
 def test_swap_latency_counts_codecs_and_both_directions():
@@ -167,80 +149,24 @@ def test_swap_latency_counts_codecs_and_both_directions():
     assert swap_s({}, 2e9, v100) == pytest.approx(2e9 / 11.7e9 + 2e9 / 10.6e9)
 
 
-def test_results_of_the_earlier_verdict_get_todays(tmp_path):
-    runs = [
-        run_of(p, seed, 1.0 + (p == "int4"), same_bits=p != "int4")
-        for p in ("off", "lossless", "int4")
-        for seed in range(3)
-    ]
-    settings = {"models": ["cnn"], "policies": ["off", "lossless", "int4"], "seeds": 3}
-    document: dict[str, Any] = {
-        "settings": {**settings, "quick": False, "data": "", "steps": None},
-        "runs": runs,
-        "summary": [{"policy": "int4", "loss": {"verdict": "within seed spread"}}],
-    }
-    found = current(document)
-    verdicts = {row["policy"]: row["verdict"] for row in found["summary"][1:]}
-    assert verdicts == {"lossless": EQUAL, "int4": UNDECIDED}
-    assert any("Fewer than 5 seeds" in note for note in report.notes(found))
-    assert current(found) is found
+def test_a_run_of_few_seeds_without_a_margin_says_what_it_cannot_decide():
+    settings = settings_of({"cnn": None}, ["int4"], 3, steps=None, quick=False)
+    few, none, _ = report.notes({"settings": settings})
+    assert "Fewer than 5 seeds" in few
+    assert "No margin was stated for cnn" in none
 
 
-def test_pilot_runs_give_margins(tmp_path):
-    # Two of its eight seeds; an unfinished file goes on.
-    from cswap.experiments.accuracy import pilot
-
-    settings = {"models": ["cnn"], "data": "", "steps": 4, "quick": True}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pilot, "PILOT_SEEDS", range(100, 102))
-        pilot.command(
-            settings,
-            tmp_path,
-            lambda _: make_task("cnn", quick=True, n_steps=4),
-            Launcher(),
-            Console(quiet=True),
-        )
+def test_pilot_runs_give_margins(tmp_path, monkeypatch):
+    # Two of its eight seeds.
+    monkeypatch.setattr(pilot, "PILOT_SEEDS", range(100, 102))
+    settings = settings_of({"cnn": None}, [], None, steps=4, quick=True)
+    make = partial(make_task, quick=True, n_steps=4)
+    pilot.command(Study(settings, make, tmp_path, Launcher(), Console(quiet=True)))
     found = json.loads((tmp_path / pilot.FILE).read_text())
     losses = [run["validation_loss"] for run in found["runs"]]
     assert found["rows"][0]["margin"] == margin_of(losses)
     assert [run["seed"] for run in found["runs"]] == [100, 101]
     assert found["rows"][0]["spread"] == pytest.approx(statistics.stdev(losses))
-
-
-def test_margins_hold_for_the_tasks_as_they_are():
-    own: dict[str, Any] = {"models": ["cnn", "gpt"], "data": "", "steps": None, "quick": False}
-    assert stated(own, {}) == {model: MARGINS[model] for model in own["models"]}
-    assert stated(own, {"gpt": 1.0}) == {"cnn": MARGINS["cnn"], "gpt": 1.0}
-    for changed in ({"data": "hf:imdb"}, {"steps": 10}, {"quick": True}):
-        assert stated(own | changed, {}) == {}
-    assert stated(own | {"steps": 10}, {"cnn": 0.5}) == {"cnn": 0.5}
-
-
-@pytest.mark.parametrize("text", ["x=0.1", "cnn=", "cnn=-1", "nan", "0"])
-def test_a_wrong_margin_is_refused(text, tmp_path):
-    done = run(tmp_path, "--margin", text)
-    assert done.exit_code == 2
-    assert "--margin" in done.output
-
-
-def test_results_are_confirmed_by_the_bits_of_their_first_steps(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "write", lambda *_: [])  # draws, which takes seconds
-    short = ("--policies", "int8", "--steps", "4", "--seeds", "1")
-    assert run(tmp_path, *short).exit_code == 0
-    file = tmp_path / "results.json"
-    document = json.loads(file.read_text())
-    document["settings"]["quick"] = False  # a quick run is not confirmed
-    document["environment"]["measures"] = {"paths": [], "files": {}}
-    file.write_text(json.dumps(document))
-    confirm.command(file, Console(quiet=True))
-    confirmed = json.loads(file.read_text())
-    assert confirmed["environment"]["measures"]["files"]
-    assert confirmed["runs"] == document["runs"]
-    document["runs"][0]["losses"][0] += 1e-6
-    file.write_text(json.dumps(document))
-    with pytest.raises(ConfigError, match="other bits"):
-        confirm.command(file, Console(quiet=True))
-    assert json.loads(file.read_text()) == document
 
 
 def test_the_schedules_have_the_same_mean_rate():
@@ -308,7 +234,7 @@ def test_whether_a_codec_was_used_does_not_depend_on_when_its_workers_have_time(
 
 
 def test_tensors_that_are_computed_again_count_among_the_eligible_ones():
-    trained = Trained(make("gpt", quick=False, n_steps=8), "lossless", 0)
+    trained = Trained(make("gpt", n_steps=8), "lossless", 0)
     for step in range(8):
         trained.step(step)
     run = trained.finish()

@@ -15,26 +15,26 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.pages.readme import filled
-from cswap.experiments.codecs import cases as families
-from cswap.experiments.codecs import tables as codec_report
-from cswap.experiments.codecs.cases import (
+from bench.codecs import command
+from bench.codecs import synthetic as families
+from bench.codecs import tables as codec_report
+from bench.codecs.crossovers import Cost, crossings, crossovers
+from bench.codecs.plots import draw
+from bench.codecs.synthetic import (
     SHARES,
     VOCABULARY,
-    Case,
     random_zeros,
     runs_of_zeros,
     synthetic,
     zipf,
 )
+from cswap.experiments.codecs.case import Case
 from cswap.experiments.codecs.contenders import measure
-from cswap.experiments.codecs.crossovers import Cost, crossings, crossovers
-from cswap.experiments.codecs.plots import draw
 
 
 @pytest.fixture(autouse=True)
 def short_readings(monkeypatch):
-    monkeypatch.setattr("cswap.experiments.meters.timing.SETTLE_S", 0.0)
+    monkeypatch.setattr("cswap.experiments.timing.SETTLE_S", 0.0)
     monkeypatch.setattr("cswap.experiments.codecs.contenders.MOST_REPEATS", 1)
 
 
@@ -90,37 +90,35 @@ def test_sizes_reach_from_4_kib_to_1_gib():
 
 @pytest.mark.slow
 def test_families_are_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr(families, "record", lambda nbytes, *, quick: [])
+    monkeypatch.setattr(command, "record", lambda nbytes, *, quick: [])
     monkeypatch.setattr(families, "SHARES", (0.5,))
     out = tmp_path / "codecs.json"
     result = run("--families", "recorded,sparsity,values", "--out", out, "--codecs", "zvc,csr")
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     assert (document["version"], document["complete"]) == (2, True)
-    rows = {r["key"]: r for r in document["rows"]}
+    key = ("family", "data", "dtype", "nbytes", "zeros", "codec")
+    rows = {tuple(row[k] for k in key): row for row in document["rows"]}
     assert len(rows) == len(document["rows"])
     assert {r["family"] for r in rows.values()} == {"sparsity", "values"}
-    assert "sparsity/zeros in runs 50%/bfloat16/262144/csr" in rows
-    half = rows["sparsity/random zeros 50%/float32/262144/zvc"]
+    assert ("sparsity", "zeros in runs", "bfloat16", 262144, 0.5, "csr") in rows
+    random = ("sparsity", "random zeros", "float32", 262144, 0.5)
+    half = rows[(*random, "zvc")]
     assert half["ratio"] == pytest.approx(1 / (0.5 + 1 / 32), rel=0.01)
-    memcpy = rows["sparsity/random zeros 50%/float32/262144/memcpy"]
+    memcpy = rows[(*random, "memcpy")]
     assert memcpy["encode_of_memcpy"] == memcpy["ratio"] == 1
     quotient = memcpy["encode"]["median_s"] / half["encode"]["median_s"]
     assert half["encode_of_memcpy"] == pytest.approx(quotient)
 
 
-def test_sizes_are_measured_drawn_and_drawn_again(tmp_path):
+def test_sizes_are_measured_and_drawn(tmp_path):
     out = tmp_path / "codecs.json"
     assert run("--families", "sizes", "--out", out, "--codecs", "raw").exit_code == 0
-    picture = tmp_path / "codecs-sizes.png"
-    assert list(tmp_path.glob("*.png")) == [picture]
-    picture.unlink()
-    assert run("--plots-only", "--out", out).exit_code == 0
-    assert list(tmp_path.glob("*.png")) == [picture]
+    assert list(tmp_path.glob("*.png")) == [tmp_path / "codecs-sizes.png"]
 
 
 def test_what_does_not_fit_in_memory_is_taken_down_as_skipped(tmp_path, monkeypatch):
-    monkeypatch.setattr("cswap.experiments.codecs.command.host_available_bytes", lambda: 1 << 20)
+    monkeypatch.setattr("bench.codecs.command.host_available_bytes", lambda: 1 << 20)
     out = tmp_path / "codecs.json"
     assert run("--families", "sizes", "--out", out, "--codecs", "raw").exit_code == 0
     document = json.loads(out.read_text())
@@ -143,23 +141,6 @@ def test_without_matplotlib_the_result_is_written_and_the_reason_told(tmp_path, 
     assert result.exit_code == 0, result.output
     assert "No pictures: pictures need matplotlib" in result.output
     assert [path.name for path in tmp_path.iterdir()] == ["codecs.json"]
-
-
-@pytest.mark.parametrize("option", ["--families", "--kinds"])
-def test_unknown_names_are_refused(option):
-    result = run(option, "nothing")
-    assert result.exit_code == 2
-    assert result.output.startswith(f"{option} 'nothing': unknown nothing; known are ")
-
-
-@pytest.mark.parametrize("text", [None, "", "[]", '{"rows": []}', '{"rows": 3}'])
-def test_a_file_without_results_is_not_drawn(tmp_path, text):
-    path = tmp_path / "x.json"
-    if text is not None:
-        path.write_text(text)
-    result = run("--plots-only", "--out", path)
-    assert result.exit_code == 2
-    assert "--out" in result.output
 
 
 def test_a_lossy_codec_that_leaves_something_of_zeros_is_told():
@@ -225,19 +206,7 @@ def test_crossovers_are_told_with_their_value(tmp_path):
     assert (found["ratio"].below, found["ratio"].above) == ("zvc", "csr")
     assert found["encode"].zeros == pytest.approx(0.75)
     assert found["encode"].value == pytest.approx(1.0)  # 1 GB in a second
-    lines = codec_report.crossover_lines(document)
-    assert lines[0][3:] == ["zvc, csr", "zvc, rle", "csr, rle"]
-    assert lines[1] == ["random zeros", "float32", "ratio", "csr from 86%", "-", "-"]
+    grid = codec_report.crossover_grid(document)
+    assert grid.headings[3:] == ("zvc, csr", "zvc, rle", "csr, rle")
+    assert grid.rows[0] == ("random zeros", "float32", "ratio", "csr from 86%", "-", "-")
     assert [p.name for p in draw(document, tmp_path, "x")] == ["x-sparsity-float32.png"]
-
-
-def test_pages_say_what_is_not_measured_yet(tmp_path, monkeypatch):
-    (tmp_path / "codecs.json").write_text(json.dumps({"rows": []}))
-    monkeypatch.setattr("bench.pages.readme.RESULTS", tmp_path)
-    monkeypatch.setattr("cswap.experiments.files.committed.RESULTS", tmp_path)
-    names = ("crossovers", "codec pictures")
-    page = filled("\n".join(f"<!-- {name} -->\n<!-- /{name} -->" for name in names))
-    assert "codecs.json` yet" in page
-    assert "![" not in page
-    (tmp_path / "codecs-sizes.png").touch()
-    assert "](codecs-sizes.png)" in filled(page)

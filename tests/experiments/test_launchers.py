@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 from cswap import cli
 from cswap.errors import ConfigError, UnsupportedError
 from cswap.experiments import launchers
-from cswap.experiments.accuracy import report
+from cswap.experiments.accuracy import pictures
 from cswap.experiments.accuracy.own_task import OwnTask
 from cswap.experiments.launchers import Launcher
 
@@ -48,13 +48,26 @@ def train_here(folder, *options):
             warnings.simplefilter("ignore")
             patch.setenv("OMP_NUM_THREADS", "1")
             # It draws, which takes seconds.
-            patch.setattr(report, "write", lambda _document, out: [out / "results.json"])
+            patch.setattr(pictures, "draw", lambda *_: [])
             done = CliRunner().invoke(cli.app, command_of(folder, *options))
     finally:
         torch.set_num_threads(n_threads)
     assert done.exit_code == 0, done.output
     assert done.output.count("results.json") == 1
     return found_in(folder)
+
+
+def interrupt(folder):
+    """Begin the command, and end it by Ctrl-C; its exit code."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return CliRunner().invoke(cli.app, command_of(folder)).exit_code
+
+
+def interrupted_after_one(launcher, call, parts):
+    """As `Launcher.run`, until Ctrl-C."""
+    yield parts[0], call(parts[0])
+    raise KeyboardInterrupt
 
 
 def train_apart(folder, *options, by):
@@ -108,10 +121,11 @@ def test_parts_that_end_in_another_order_give_the_same_file(in_one_process, tmp_
 )
 def test_every_launcher_writes_the_same_losses(options, by, in_one_process, tmp_path):
     # They go on from an unfinished run of one process.
-    document = json.loads((in_one_process / "results.json").read_text())
-    document["runs"] = [run for run in document["runs"] if run["seed"] == 2]
-    document["complete"] = False
-    (tmp_path / "results.json").write_text(json.dumps(document))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Launcher, "run", interrupted_after_one)
+        assert interrupt(tmp_path) == 130
+    unfinished = json.loads((tmp_path / "results.partial.json").read_text())
+    assert list(unfinished["done"]) == ["halves 0"]
     if by is HERE:
         found = train_here(tmp_path, *options)
     else:
@@ -148,8 +162,8 @@ def refuse(command, *modules):
 
 
 def test_a_task_of_another_file_is_refused_in_the_other_process():
-    source, task = OwnTask.first(f"{EXAMPLE}:make_task", 5)
-    assert source("halves") is task
+    source = OwnTask.of(f"{EXAMPLE}:make_task", 5)
+    assert source("halves") is source()
     changed = OwnTask(source.spec, 5, "0" * 12)
     with pytest.raises(ConfigError, match="another file here"):
         changed("halves")

@@ -18,7 +18,7 @@ import torch
 from cswap import cli
 from cswap.errors import ConfigError, UnsupportedError
 from cswap.experiments import options
-from cswap.experiments.accuracy import command, sweep
+from cswap.experiments.accuracy import sweep
 from cswap.experiments.accuracy.own_task import load
 from cswap.experiments.accuracy.train import train as train_all
 
@@ -81,7 +81,7 @@ def spec(monkeypatch, tmp_path):
 def test_the_example_is_trained_and_reported_and_its_runs_go_on(bench, monkeypatch, tmp_path):
     seeds = []
 
-    def train(task, policies, seed, on_step, most_steps=None):
+    def train(task, policies, seed, on_step):
         seeds.append(seed)
         if len(seeds) == 2:
             raise KeyboardInterrupt
@@ -113,11 +113,10 @@ def asked(monkeypatch):
     """Settings and folders of the runs that would have begun."""
     found = []
 
-    def finished(settings, folder, *_, **__):
-        found.append({**settings, "folder": folder.as_posix()})
-        return {"complete": True}
+    def compare(study, **_):
+        found.append({**study.settings, "folder": study.folder.as_posix()})
 
-    monkeypatch.setattr(command, "_finished", finished)
+    monkeypatch.setattr(sweep, "compare", compare)
     return found
 
 
@@ -206,11 +205,13 @@ def test_errors_of_the_file_are_one_line(spec, bench, tmp_path):
     assert "import of mine.py fails: ModuleNotFoundError" in err
 
 
-@pytest.mark.parametrize("other", [("--data", "hf:imdb", "--out", "x"), ("--models", "cnn")])
-def test_a_task_excludes_other_models_and_data(other, bench):
-    code, _, err = bench(*other)
-    assert code == 2
-    assert f"--task and {other[0]} exclude each other" in err
+@pytest.mark.parametrize(
+    "wrong", [("--steps", "3"), ("--margin", "0"), ("--margin", "nan"), ("--policies", "fp4")]
+)
+def test_wrong_options_are_one_line(wrong, bench):
+    code, _, err = bench(*wrong)
+    assert (code, err.count("\n")) == (2, 1)
+    assert wrong[0] in err
 
 
 def test_a_missing_package_is_named_with_its_extra(monkeypatch):

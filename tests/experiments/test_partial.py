@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 from bench.advisor import command as advisor
 from cswap.errors import ConfigError
-from cswap.experiments.codecs import command as codecs
-from cswap.experiments.codecs import contenders
+from cswap.experiments.codecs import contenders, measuring
+from cswap.experiments.files import environment
 from cswap.experiments.files import resumable as partial
 from cswap.experiments.files.resumable import Partial, stored
 from cswap.experiments.files.writing import write
@@ -95,9 +95,8 @@ def test_unknown_names_get_one_line(command, option, tmp_path):
 
 
 def test_figures_of_different_code_are_not_mixed(tmp_path, monkeypatch):
-    def of(digest, commit):
-        measures = {"paths": ["a.py"], "files": {"a.py": digest}}
-        return lambda kind: {"cswap_commit": commit, "measures": measures}
+    def of(code, commit):
+        return lambda: {"cswap_commit": commit, "code": code}
 
     out = tmp_path / "result.json"
     monkeypatch.setattr(partial, "environment", of("1", "first"))
@@ -106,6 +105,19 @@ def test_figures_of_different_code_are_not_mixed(tmp_path, monkeypatch):
     assert begin(out).went_on == 1  # a commit that leaves the measured code as it was
     monkeypatch.setattr(partial, "environment", of("2", "second"))
     assert begin(out).went_on == 0
+
+
+def test_the_digest_of_the_code_changes_with_any_source(tmp_path, monkeypatch):
+    monkeypatch.setattr(environment, "ROOT", tmp_path)
+    (tmp_path / "cswap").mkdir()
+    digests = []
+    for name, text in (("a.py", "x = 1"), ("a.py", "x = 2"), ("b.py", ""), ("a.txt", "")):
+        (tmp_path / "cswap" / name).write_text(text)
+        environment.code_digest.cache_clear()
+        digests.append(environment.code_digest())
+    environment.code_digest.cache_clear()
+    assert len(set(digests[:3])) == 3
+    assert digests[3] == digests[2]
 
 
 def test_an_unreadable_unfinished_file_counts_as_none(tmp_path):
@@ -131,7 +143,7 @@ def test_codecs_go_on(tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(case, 1, names)
 
-    monkeypatch.setattr(codecs, "measure", measure)
+    monkeypatch.setattr(measuring, "measure", measure)
 
     def run():
         options = ["--quick", "--families", "values", "--codecs", "raw", "--threads", "1"]
@@ -146,7 +158,7 @@ def test_codecs_go_on(tmp_path, monkeypatch):
     assert "Going on: 2 data sets" in result.output
     assert measured[2] == measured[3]
     rows = json.loads(out.read_text())["rows"]
-    assert len({row["key"] for row in rows}) == len(rows)
+    assert len({(row["data"], row["dtype"], row["codec"]) for row in rows}) == len(rows)
     assert {row["data"] for row in rows} == set(measured)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("scipy")
 
-from cswap.experiments.accuracy.margins import SHARE, margin_of
+from cswap.experiments.accuracy.pilot import SHARE, margin_of
 from cswap.experiments.accuracy.verdict import (
     EQUAL,
     FEWEST_SEEDS,

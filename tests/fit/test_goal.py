@@ -60,7 +60,7 @@ def test_another_meter_measures_the_same_peak(make_training, install):
     pytest.importorskip("sklearn")
     from bench.fit.models import WithLoss
     from bench.workloads.modes import held
-    from cswap.experiments.meters.saved_bytes import SavedBytes
+    from bench.workloads.saved_bytes import SavedBytes
 
     net = make_training("blocks").model
     model = WithLoss(net)

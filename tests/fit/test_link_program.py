@@ -61,7 +61,9 @@ def tensors_that_have_to_leave(seconds, *, host_s=0.0, limit=200 * MIB, ahead=No
     over = over_link(MOMENTS, seconds, other_bytes=held, **options)
     if ahead is not None:
         over = replace(over, host_ahead=np.array(ahead))
-    return solved(Problem([FIRST, *(saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1))], over), limit)
+    return solved(
+        Problem([FIRST, *(saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1))], over), limit
+    )
 
 
 OUT_S, BACK_S = 64 * MIB / LINK.out, 64 * MIB / LINK.back

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from bench.workloads.modes import held
+from bench.workloads.saved_bytes import SavedBytes
 from cswap.errors import GoalError
-from cswap.experiments.meters.saved_bytes import SavedBytes
 from cswap.fit import solve
 
 if TYPE_CHECKING:

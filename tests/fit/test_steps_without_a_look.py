@@ -9,7 +9,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 
-from cswap.experiments.meters.saved_bytes import SavedBytes
+from bench.workloads.saved_bytes import SavedBytes
 from cswap.fit.goal_chooser import FIRST_LOOKS, LOOK_EVERY
 
 SETTLED = 3 + 2 * LOOK_EVERY

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("numba.cuda.extending", reason="numba-cuda is not installed")
 
 from bench.gpu import build
+from bench.pages import committed
 from cswap.codecs import cubins
 from cswap.codecs.launcher import DEFAULT_SHAPE, Arguments, Launcher, LaunchShape
 from cswap.errors import ConfigError, UnsupportedError
-from cswap.experiments.files.committed import reading
-from cswap.experiments.files.kinds import kind_of, load
+from cswap.experiments.files.reading import load
 from cswap_kernels.cuda import compiler
 from cswap_kernels.cuda.compiler import Cubin
 
@@ -126,12 +126,12 @@ def test_a_build_is_recorded_as_a_result_file(tmp_path, monkeypatch):
     row = build.build(file, ["zvc-4-encode", "zvc-4-decode"], [80, 90], processes=1)
     build.record(path, row, build.facts())
     document = load(path)
-    assert kind_of(document, path) == "gpu build"
+    assert document["kind"] == "gpu build"
     (found,) = document["rows"]
     assert (found["architectures"], found["n_kernels"]) == ("sm_80, sm_90", 4)
     assert found["nbytes"] == file.stat().st_size
-    with reading({build.FILE: path}):
-        assert "| sm_80, sm_90 | 4 | 1 |" in build.build_table()
+    monkeypatch.setattr(committed, "RESULTS", tmp_path)
+    assert "| sm_80, sm_90 | 4 | 1 |" in build.build_table()
 
 
 def test_every_kernel_has_a_name():

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 import cswap
+from bench.workloads.small_models import CnnShape, Gpt, GptShape, VggNet
 from bench.workloads.zoo import catalogue
 from bench.workloads.zoo.published import GIB, VDNN_BYTES, network_wide_bytes
 from cswap.advisor.site_history import Explanation
 from cswap.errors import TraceError
-from cswap.experiments.workloads.small_models import CnnShape, Gpt, GptShape, VggNet
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import Flops, Hardware
 from cswap.plan.measure import measure

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import cswap
-from cswap.experiments.meters.saved_bytes import Held, SavedBytes
-from cswap.experiments.workloads.small_models import CnnShape, Gpt, GptShape, VggNet
+from bench.workloads.saved_bytes import Held, SavedBytes
+from bench.workloads.small_models import CnnShape, Gpt, GptShape, VggNet
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import Flops, Hardware
 from cswap.plan.planner import plan as make_plan
@@ -81,17 +81,18 @@ def test_the_peak_is_what_the_simulator_said(name, share):
     assert 0.85 * simulated.peak_bytes <= saved.curve.peak <= 1.05 * simulated.peak_bytes
 
 
+class Mixed(torch.nn.Sequential):
+    """Runs under autocast."""
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return super().forward(x)
+
+
 def test_copies_of_weights_have_no_place_in_a_plan():
     # Autocast makes them, and they are no tensors that may leave.
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Linear(256, 256) for _ in range(4)))
-    forward, x = model.forward, torch.randn(64, 256)
-
-    def mixed(x):
-        with torch.autocast("cpu", torch.bfloat16):
-            return forward(x)
-
-    model.forward = mixed
+    model, x = Mixed(*(torch.nn.Linear(256, 256) for _ in range(4))), torch.randn(64, 256)
     expected = gradients(model, x)
     trace = trace_of(model, x)
     plan = make_plan(trace, FAST, max(live_bytes(trace)), "vdnn-all", recompute=False)

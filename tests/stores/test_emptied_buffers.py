@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.workloads.saved_bytes import heap_bytes
 from cswap import emptied_buffers
 from cswap.config import SwapConfig
 from cswap.emptied_buffers import EmptiedBuffers, fill
 from cswap.engine.engine import SwapEngine
-from cswap.experiments.meters.saved_bytes import heap_bytes
 from cswap.pool import ALWAYS_IDLE, Allowance, BufferPool, Loan
 from cswap.stores.host import HostStore
 

@@ -10,6 +10,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from numbers import Integral
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -56,22 +57,14 @@ def load(spec: str, n_steps: int | None) -> Task:
     return task
 
 
-def digest(spec: str) -> str:
-    """Digest of the task's file: an unfinished run of another content is not continued."""
-    return hashlib.sha256(Path(spec.rpartition(":")[0]).read_bytes()).hexdigest()[:12]
-
-
-_LOADED: dict[OwnTask, Task] = {}
-
-
 @dataclass(frozen=True, slots=True)
 class OwnTask:
-    """Where a user's task comes from, for processes of a launcher: they load it again, once.
+    """Where a user's task comes from, for processes of a launcher: each loads it once.
 
     Attributes:
         spec: ``FILE.py:FUNCTION``.
         n_steps: as of `load`.
-        sha256: start of the file's digest.
+        sha256: start of the file's digest. An unfinished run of another content is not continued.
     """
 
     spec: str
@@ -79,28 +72,32 @@ class OwnTask:
     sha256: str
 
     @classmethod
-    def first(cls, spec: str, n_steps: int | None) -> tuple[OwnTask, Task]:
-        """Where it comes from, and the task itself.
+    def of(cls, spec: str, n_steps: int | None) -> OwnTask:
+        """The task that the file defines now."""
+        return cls(spec, n_steps, _digest(spec))
 
-        Raises:
-            ConfigError: as `load`.
-        """
-        task = load(spec, n_steps)
-        source = cls(spec, n_steps, digest(spec))
-        _LOADED[source] = task
-        return source, task
-
-    def __call__(self, _model: str) -> Task:
+    def __call__(self, _model: str = "") -> Task:
         """The task.
 
         Raises:
             ConfigError: as `load`, or the file has another content in this process.
         """
-        if self not in _LOADED:
-            source, _ = OwnTask.first(self.spec, self.n_steps)
-            if source != self:
-                raise _wrong(self.spec, "it is another file here; copy it to every machine.")
-        return _LOADED[self]
+        return _loaded(self)
+
+
+@cache
+def _loaded(source: OwnTask) -> Task:
+    task = load(source.spec, source.n_steps)
+    if _digest(source.spec) != source.sha256:
+        raise _wrong(source.spec, "it is another file here; copy it to every machine.")
+    return task
+
+
+def _digest(spec: str) -> str:
+    try:
+        return hashlib.sha256(Path(spec.rpartition(":")[0]).read_bytes()).hexdigest()[:12]
+    except (OSError, ValueError):
+        return ""  # `load` says what is wrong with it
 
 
 def _imported(spec: str, file: Path) -> ModuleType:

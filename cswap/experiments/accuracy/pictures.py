@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cswap.experiments.accuracy.summary import GPUS
 from cswap.experiments.accuracy.verdict import CONFIDENCE
 from cswap.experiments.codecs.plots import front
+from cswap.experiments.labels import place
 from cswap.palette import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION
 from cswap.report.figure import new_figure, png_of
 
@@ -32,9 +33,6 @@ GPU: Final = GPUS[0]
 MARKERS: Final = {"cnn": "o", "resnet": "D", "vit": "s", "gpt": "^"}
 NOT_USED: Final = "not used"
 """Cell of the heat map for a policy whose lossy codec took no tensor."""
-
-NEAR: Final = 0.05
-"""Share of the axis within which two lines are near: the label of the lower one goes below it."""
 
 EXACT: Final = 1e-8
 """Errors are drawn as at least this much, since the colours' scale is logarithmic."""
@@ -101,20 +99,14 @@ def _points(axes: Axes, rows: list[dict[str, Any]], key: str, factor: float) -> 
 
 
 def _margins(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    # Words at the left, where intervals are short: the milder a codec, the less it saves. Only
-    # within the reach of the points: a wide margin must not press them together.
+    # Only within the reach of the points: a wide margin must not press them together.
     low, high = axes.get_ylim()
+    right = axes.get_xlim()[1]
     found = {row["model"]: row["margin"] for row in rows if row["margin"] is not None}
-    above = high
-    for model, margin in sorted(found.items(), key=lambda item: -item[1]):
-        if low < margin < high:
-            axes.axhline(margin, color=GREY, lw=0.9, ls=":")
-            side = "top" if above - margin < NEAR * (high - low) else "bottom"
-            axes.annotate(
-                f"margin of {model}", (0.01, margin), xycoords=("axes fraction", "data"),
-                ha="left", va=side, fontsize=7, color=BLACK,
-            )  # fmt: skip
-            above = margin
+    within = {model: margin for model, margin in found.items() if low < margin < high}
+    for margin in within.values():
+        axes.axhline(margin, color=GREY, lw=0.9, ls=":")
+    place(axes, [(right, margin, f"margin of {model}") for model, margin in within.items()])
 
 
 def heat(document: dict[str, Any], path: Path) -> None:
@@ -180,9 +172,17 @@ def curves(document: dict[str, Any], path: Path) -> None:
     path.write_bytes(png_of(figure))
 
 
-DRAWN: Final[dict[str, Callable[[dict[str, Any], Path], None]]] = {
-    "pareto": pareto,
-    "heat": heat,
-    "curves": curves,
+DRAWN: Final[dict[str, tuple[Callable[[dict[str, Any], Path], None], str]]] = {
+    "pareto": (pareto, "change of accuracy and validation loss against the swap latency saved"),
+    "heat": (heat, "relative error of gradients by policy and class of module"),
+    "curves": (curves, "training loss by model and policy"),
 }
-"""Function that draws each picture, by name of the file."""
+"""Function that draws each picture, and a description for readers who do not see it, by name."""
+
+
+def draw(document: dict[str, Any], folder: Path) -> list[Path]:
+    """Write the pictures; returns their paths."""
+    paths = [folder / f"{name}.png" for name in DRAWN]
+    for path, (paint, _) in zip(paths, DRAWN.values(), strict=True):
+        paint(document, path)
+    return paths

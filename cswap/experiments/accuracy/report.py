@@ -1,20 +1,17 @@
-"""The accuracy experiment as a terminal table, Markdown, pictures and one self-contained page."""
+"""The tables of the accuracy experiment."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.table import Table
-
 from cswap.experiments.accuracy import choices
-from cswap.experiments.accuracy.summary import GPUS, current
+from cswap.experiments.accuracy.summary import GPUS
 from cswap.experiments.accuracy.verdict import CONFIDENCE, FEWEST_SEEDS
-from cswap.experiments.drawing import html_page as page
+from cswap.experiments.grid import Grid
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 _CI: Final = f"({100 * CONFIDENCE:.0f} % CI)"
 COLUMNS: Final = (
@@ -125,71 +122,22 @@ def _latency(simulated: dict[str, float] | None) -> str:
     return f"{simulated['ms']:.2f} ({-100 * simulated['reduction']:+.0f} %)"
 
 
-def table(document: dict[str, Any]) -> Table:
-    """Return the table for a terminal."""
-    document = current(document)
-    headings = (COLUMNS[i] for i in TERMINAL)
-    caption = " ".join(notes(document))
-    found = Table(*headings, title="Accuracy against latency", caption=caption)
-    for row in rows(document):
-        found.add_row(*(row[i] for i in TERMINAL))
-    return found
+def table(document: dict[str, Any]) -> Grid:
+    """The table for a terminal."""
+    headings = [COLUMNS[i] for i in TERMINAL]
+    cells = [[row[i] for i in TERMINAL] for row in rows(document)]
+    return Grid(headings, cells, "Accuracy against latency", notes(document))
 
 
-def markdown(document: dict[str, Any]) -> str:
-    """Return the table for README and docs."""
-    document = current(document)
-    lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
-    lines += [" | ".join(row) for row in rows(document)]
-    return "\n".join(f"| {line} |" for line in lines) + "\n\n" + " ".join(notes(document)) + "\n"
-
-
-def write(document: dict[str, Any], out: Path) -> list[Path]:
-    """Write table.md, the pictures and report.html into the folder."""
-    from cswap.experiments.accuracy import pictures
-
-    document = current(document)
-    (out / "table.md").write_text(markdown(document), encoding="utf-8")
-    drawn = {}
-    for name, draw in pictures.DRAWN.items():
-        drawn[name] = out / f"{name}.png"
-        draw(document, drawn[name])
-    html = out / "report.html"
-    html.write_text(_html(document, drawn), encoding="utf-8")
-    return [out / "results.json", out / "table.md", *drawn.values(), html]
-
-
-_SHOWN: Final = {
-    "pareto": (
-        "Cost and gain",
-        "change of accuracy and validation loss against reduction of swap latency",
-    ),
-    "heat": (
-        "Error of gradients by class of module",
-        "relative error of gradients by policy and class of module",
-    ),
-    "curves": ("Training", "training loss by model and policy"),
-}
-"""Pictures, their headings, and a description for readers who do not see them."""
-
-
-def _by_module(document: dict[str, Any]) -> Iterator[page.Grid]:
-    for model, found in document.get("choices", {}).items():
-        note = "The codec that took most encodings of the tensor, and its ratio; of the first seed."
-        title = f"Codecs by module: {model}"
-        yield page.Grid(choices.headings(found), list(choices.rows(found)), title, [note])
-
-
-def _html(document: dict[str, Any], pictures: dict[str, Path]) -> str:
-    section = page.Section(
-        "",
-        page.where(document["environment"]),
-        [
-            page.Grid(SHORT, list(short_rows(document)), "In short"),
-            page.Grid(COLUMNS, list(rows(document)), "All figures", notes(document)),
-            *_by_module(document),
-            page.Grid(("model", "sizes and data"), list(facts(document)), "Models"),
-        ],
-        pictures=[page.Picture(*_SHOWN[name], path) for name, path in pictures.items()],
-    )
-    return page.render("cswap: accuracy against latency", [section])
+def grids(document: dict[str, Any]) -> list[Grid]:
+    """The tables for a page."""
+    note = ["The codec that took most encodings of the tensor, and its ratio; of the first seed."]
+    return [
+        Grid(SHORT, list(short_rows(document)), "In short"),
+        Grid(COLUMNS, list(rows(document)), "All figures", notes(document)),
+        *(
+            Grid(choices.headings(found), list(choices.rows(found)), f"Codecs by module: {m}", note)
+            for m, found in document.get("choices", {}).items()
+        ),
+        Grid(("model", "sizes and data"), list(facts(document)), "Models"),
+    ]

@@ -14,21 +14,6 @@ from cswap.plan.hardware import load_hardware
 GPUS: Final = ("v100-pcie3", "a100-pcie4", "h200-pcie5")
 
 
-def current(document: dict[str, Any]) -> dict[str, Any]:
-    """The document with today's verdict.
-
-    Files of version 1 have an earlier verdict, which could hardly fail. Their summary is made anew
-    from their runs. No margin was stated for them.
-    """
-    settings = document["settings"]
-    if "margins" in settings:
-        return document
-    seeds = settings["seeds"]
-    by_model = seeds if isinstance(seeds, dict) else dict.fromkeys(settings["models"], seeds)
-    found = {**document, "settings": {**settings, "margins": {}, "seeds": by_model}}
-    return {**found, "summary": summarise(found)}
-
-
 def summarise(document: dict[str, Any]) -> list[dict[str, Any]]:
     """A row per model and policy: accuracy over matched seeds, bytes and latency per step."""
     rows = []

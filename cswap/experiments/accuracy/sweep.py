@@ -1,100 +1,76 @@
-"""Trains every model from every seed under all policies; finished seeds are in the document."""
+"""Trains every model from every seed under all policies, compares, and writes the results."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cswap.experiments import results_page
+from cswap.experiments.accuracy import pictures, report
 from cswap.experiments.accuracy.choices import choices
 from cswap.experiments.accuracy.gradients import errors
+from cswap.experiments.accuracy.summary import summarise
 from cswap.experiments.accuracy.train import repeatable, train
+from cswap.experiments.files.resumable import Partial
+from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Sequence
 
-    from rich.console import Console
-
-    from cswap.experiments.launchers import Launcher
+    from cswap.experiments.accuracy.study import Study
     from cswap.experiments.task import Task
 
-    Part = tuple[str, int]
-    """A model and a seed."""
-
-    Maker = Callable[[str], Task]
-    """Makes the task of a model."""
+FILE: Final = "results.json"
+VERSION: Final = 2
 
 
-def sweep(
-    document: dict[str, Any],
-    maker: Maker,
-    launcher: Launcher,
-    console: Console,
-    save: Callable[[], object],
-) -> None:
-    """Add to a document each seed that it does not have.
+def compare(study: Study, *, again: bool) -> dict[str, Any]:
+    """Train, compare, write and show the results; returns the document.
 
     Args:
-        document: as `python -m bench accuracy` writes it, with settings.
-        maker: makes the task of a model.
-        launcher: runs the seeds.
-        console: shows the progress.
-        save: called after each seed.
+        study: what is trained.
+        again: do not continue an unfinished run.
     """
-    settings = document["settings"]
-    done = {(run["model"], run["seed"]) for run in document["runs"]}
-    wanted = [(m, seed) for m in settings["models"] for seed in range(settings["seeds"][m])]
-    missing = [part for part in wanted if part not in done]
-    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
-        for part, found in _results(launcher, maker, settings["policies"], missing, progress):
-            _add(document, part, found)
-            save()
-    _in_order(document, wanted)
-    document["complete"] = True
+    settings, out = study.settings, study.folder / FILE
+    partial_ = Partial(out, kind="accuracy", version=VERSION, settings=settings, again=again)
+    wanted = {
+        f"{model} {seed}": (model, seed)
+        for model in settings["models"]
+        for seed in range(settings["seeds"][model])
+    }
+    work = partial(train_seed, study.maker, settings["policies"])
+    found = partial_.parts(wanted, work, study.launcher, study.console)
+    content = _joined(list(wanted.values()), found)
+    summary = summarise({"settings": settings, **content})
+    document = partial_.finish(**content, summary=summary)
+    drawn = pictures.draw(document, study.folder)
+    page = results_page.write(study.folder)
+    for path in (out, *drawn, page):
+        study.console.print(literal(f"Written: {path}"), soft_wrap=True)
+    report.table(document).show(study.console, drop=report.DROPPED)
+    return document
 
 
-def _in_order(document: dict[str, Any], wanted: Sequence[Part]) -> None:
-    # As if the parts had ended in turn, so that every launcher writes the same document.
-    place = {part: i for i, part in enumerate(wanted)}
-    document["runs"].sort(key=lambda run: place[run["model"], run["seed"]])
-    for key in ("models", "choices", "gradient_errors"):
-        by_model = document.get(key, {})
-        document[key] = {m: by_model[m] for m in document["settings"]["models"] if m in by_model}
-
-
-def _results(
-    launcher: Launcher,
-    maker: Maker,
-    policies: Sequence[str],
-    parts: Sequence[Part],
-    progress: Progress,
-) -> Iterator[tuple[Part, dict[str, Any]]]:
-    if launcher.stays_here:
-        for part in parts:
-            yield part, _with_a_bar(maker, policies, part, progress)
-        return
-    row = progress.add_task("trainings", total=len(parts))
-    for pair in launcher.run(partial(train_seed, maker, policies), parts):
-        progress.advance(row)
-        yield pair
-
-
-def _with_a_bar(
-    maker: Maker, policies: Sequence[str], part: Part, progress: Progress
-) -> dict[str, Any]:
-    task = maker(part[0])
-    row = progress.add_task(f"{part[0]}, seed {part[1]}", total=task.n_steps)
-    return train_seed(lambda _: task, policies, part, lambda: progress.advance(row))
+def _joined(
+    parts: Sequence[tuple[str, int]], found: Sequence[dict[str, Any]]
+) -> dict[str, dict[str, Any] | list[Any]]:
+    # The parts' results as the file has them: facts, codecs and gradients are of the first seed.
+    first = [(model, one) for (model, seed), one in zip(parts, found, strict=True) if seed == 0]
+    return {
+        "runs": [run for one in found for run in one["runs"]],
+        "models": {model: one["facts"] for model, one in first},
+        "choices": {model: one["choices"] for model, one in first},
+        "gradient_errors": {model: one["gradient_errors"] for model, one in first},
+    }
 
 
 def train_seed(
-    maker: Maker,
+    maker: Callable[[str], Task],
     policies: Sequence[str],
-    part: Part,
+    part: tuple[str, int],
     on_step: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Train one model from one seed, in any process: its part of the document.
@@ -118,12 +94,3 @@ def train_seed(
             found["gradient_errors"] = errors(replicas["off"].model, task, policies[1:], seed)
     found["runs"] = [{"model": task.name, **asdict(run)} for run in runs]
     return found
-
-
-def _add(document: dict[str, Any], part: Part, found: dict[str, Any]) -> None:
-    name = part[0]
-    document["models"][name] = found["facts"]
-    document["runs"] += found["runs"]
-    if "choices" in found:
-        document.setdefault("choices", {})[name] = found["choices"]
-        document["gradient_errors"][name] = found["gradient_errors"]

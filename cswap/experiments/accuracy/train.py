@@ -136,7 +136,6 @@ def train(
     policies: Sequence[str],
     seed: int,
     on_step: Callable[[], object],
-    most_steps: int | None = None,
 ) -> Mapping[str, Trained]:
     """Train under all policies in turns. Call `finish` on each of the trained models.
 
@@ -145,11 +144,10 @@ def train(
         policies: names of `POLICIES`; the first is "off".
         seed: seed of weights, batches and dropout masks.
         on_step: called after each step of all policies.
-        most_steps: stop after so many steps of the task's schedule; None trains to its end.
     """
     replicas = {policy: Trained(task, policy, seed) for policy in policies}
     off = replicas[policies[0]]
-    for step in range(task.n_steps)[:most_steps]:
+    for step in range(task.n_steps):
         for replica in replicas.values():
             replica.step(step)
             replica.run.same_bits &= _same(replica, off)

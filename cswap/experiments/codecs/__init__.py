@@ -1,1 +1,1 @@
-"""`python -m bench codecs`: rates and ratios of codecs, beside other compression libraries."""
+"""`cswap bench codecs`: rates and ratios of codecs, beside other compression libraries."""

@@ -10,14 +10,14 @@ import torch
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.registry import get_codec, list_codecs
 from cswap.errors import CswapError
-from cswap.experiments.meters.timing import Timing, interleaved
+from cswap.experiments.timing import Timing, interleaved
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cswap.codecs.base import Codec
-    from cswap.experiments.codecs.cases import Case
+    from cswap.experiments.codecs.case import Case
 
 MEMCPY: Final = "memcpy"
 BLOSC: Final = "blosc2"
@@ -37,8 +37,7 @@ class Row:
     """One codec on one data set.
 
     Attributes:
-        key: the same in every run with these options, and unique in one: to compare files by.
-        family: where the data come from, one of `codecs.cases.FAMILIES`, or "own".
+        family: where the data come from.
         data: kind of tensor.
         zeros: share of zero elements that was asked for; None outside of the sparsity sweep.
         dtype: its dtype.
@@ -56,7 +55,6 @@ class Row:
         relative_rms_error: error of the decoded values; 0 if lossless.
     """
 
-    key: str
     family: str
     data: str
     zeros: float | None
@@ -73,12 +71,6 @@ class Row:
     encode: Timing
     decode: Timing
     relative_rms_error: float
-
-
-def row_from(fields: dict[str, Any]) -> Row:
-    """The row that `dataclasses.asdict` made these fields of."""
-    timings = {key: Timing(**fields[key]) for key in ("encode", "decode")}
-    return Row(**{**fields, **timings})
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +180,7 @@ def _row(
     error: float,
 ) -> Row:
     dtype, encode, decode = dtype_name(x.dtype), encodes[codec], decodes[codec]
-    share = "" if case.zeros is None else f" {case.zeros:.0%}"
     return Row(
-        key=f"{case.family}/{case.data}{share}/{dtype}/{x.nbytes}/{codec}",
         family=case.family,
         data=case.data,
         zeros=case.zeros,

@@ -18,7 +18,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from cswap.engine.saved.eligibility import OwnedStorages, reason_to_keep
 from cswap.errors import ConfigError
-from cswap.experiments.codecs.recorded import DataSet
+from cswap.experiments.codecs.case import Case, case_of
 from cswap.experiments.codecs.user_tensors import first_line, usable
 
 if TYPE_CHECKING:
@@ -36,11 +36,11 @@ ROW_LIMIT: Final = 16 << 20
 _CALL: Final = nn.Module._call_impl.__code__  # noqa: SLF001 - runs each module's forward
 
 
-def record(script: str, arguments: Sequence[str] = ()) -> list[DataSet]:
+def record(script: str, arguments: Sequence[str] = ()) -> list[Case]:
     """Run a script as ``python SCRIPT ARGUMENTS`` would; the tensors that its first step saves.
 
     Tensors of `MIN_BYTES` or more, parameters and buffers left out. Those of one module, shape and
-    dtype are one data set; modules that differ by a number in their path count as one.
+    dtype are one case; modules that differ by a number in their path count as one.
 
     Raises:
         ConfigError: there is no such file, the script fails, or it saves nothing large enough.
@@ -67,7 +67,7 @@ def record(script: str, arguments: Sequence[str] = ()) -> list[DataSet]:
         raise ConfigError(
             f"--record {script!r}: its autograd saved no tensor of {MIN_BYTES} bytes or more."
         )
-    return recorder.data_sets()
+    return recorder.cases()
 
 
 class _StepIsOver(BaseException):
@@ -91,10 +91,10 @@ class _Recorder:
         self._owned = OwnedStorages()
         self._over = self._stopped = False
 
-    def data_sets(self) -> list[DataSet]:
-        """A data set per row, in the order of the forward."""
+    def cases(self) -> list[Case]:
+        """A case per row, in the order of the forward."""
         return [
-            DataSet(f"{module}: {row.n_tensors} of {shape}", torch.cat(row.kept), row.nbytes)
+            case_of(f"{module}: {row.n_tensors} of {shape}", torch.cat(row.kept), row.nbytes)
             for (module, shape, _), row in self.rows.items()
         ]
 

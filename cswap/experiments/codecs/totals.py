@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from cswap.experiments.codecs.contenders import BLOSC, MEMCPY
 from cswap.units import show_bytes
@@ -11,7 +11,8 @@ from cswap.units import show_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from cswap.experiments.codecs.crossovers import Rows
+    Rows = list[dict[str, Any]]
+    """Of a result file."""
 
 EACH: Final = "best of each row"
 """Name of the total in which every data set has its own best lossless codec."""
@@ -55,8 +56,8 @@ def by_data_set(rows: Rows) -> dict[tuple[str, str], list[Total]]:
     """A total per codec, for each data set and dtype of a result file's rows."""
     found: dict[tuple[str, str], list[Total]] = {}
     for r in rows:
-        n, gb = r["saved_bytes"], r["saved_bytes"] / 1e9
-        speed = gb / r["encode_gb_per_s"], gb / r["decode_gb_per_s"]
+        n = r["saved_bytes" if "saved_bytes" in r else "nbytes"]  # older files have no samples
+        speed = n / 1e9 / r["encode_gb_per_s"], n / 1e9 / r["decode_gb_per_s"]
         total = Total(r["codec"], r["lossless"], n, n / r["ratio"], *speed)
         found.setdefault((r["data"], r["dtype"]), []).append(total)
     return found

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cswap.errors import ConfigError
-from cswap.experiments.codecs.recorded import DataSet
+from cswap.experiments.codecs.case import Case, case_of
 from cswap.schema.tensor import DTYPES, dtype_name
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def load(path: str) -> list[DataSet]:
+def load(path: str) -> list[Case]:
     """The tensors of a .pt, .pth, .safetensors, .npy or .npz file.
 
     Raises:
@@ -43,7 +43,7 @@ def load(path: str) -> list[DataSet]:
         raise ConfigError(f"--tensors {path!r}: cannot be read: {first_line(error)}") from error
     if not found:
         raise ConfigError(f"--tensors {path!r}: no tensor in it.")
-    return [_data_set(name, x, path) for name, x in found]
+    return [_case(name, x, path) for name, x in found]
 
 
 def first_line(error: BaseException) -> str:
@@ -91,14 +91,14 @@ def _named(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
             yield from _named(item, f"{name}[{i}]")
 
 
-def _data_set(name: str, x: Tensor, path: str) -> DataSet:
+def _case(name: str, x: Tensor, path: str) -> Case:
     if x.numel() == 0:
         raise ConfigError(f"--tensors {path!r}: {name} is empty.")
     if not usable(x):
         raise ConfigError(
             f"--tensors {path!r}: {name} is {x.dtype} {x.layout} on {x.device}: no codec takes it."
         )
-    return DataSet(name, x.detach().contiguous().view(-1))
+    return case_of(name, x.detach().contiguous().view(-1))
 
 
 def usable(x: Tensor) -> bool:

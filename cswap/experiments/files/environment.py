@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
 from datetime import datetime, timezone
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Final
 
 import torch
 
 from cswap.cores import usable_cores
-from cswap.experiments.files.measured_code import ROOT, measured
+
+ROOT: Final = Path(__file__).resolve().parents[3]
+"""Folder above the package: of a checkout the repository's root."""
+
+IS_CHECKOUT: Final = (ROOT / "pyproject.toml").exists()
+CODE: Final = ("cswap", "kernels", "bench") if IS_CHECKOUT else ("cswap", "cswap_kernels")
+"""Folders below `ROOT` with the code that results may depend on."""
 
 PACKAGES = (
     "cswap",
@@ -30,13 +39,8 @@ PACKAGES = (
 )
 
 
-def environment(kind: str) -> dict[str, object]:
-    """The facts that a reader needs to judge or repeat a measurement, as JSON-able values.
-
-    Args:
-        kind: kind of the result, a key of `measured_code.MEASURED`. It selects the code whose
-            digests are recorded.
-    """
+def environment() -> dict[str, object]:
+    """The facts that a reader needs to judge or repeat a measurement, as JSON-able values."""
     load_average = list(os.getloadavg()) if hasattr(os, "getloadavg") else None
     return {
         "machine": platform.machine(),
@@ -51,9 +55,18 @@ def environment(kind: str) -> dict[str, object]:
         "cswap_commit": _git("rev-parse", "HEAD"),
         "cswap_modified": bool(_git("status", "--porcelain", "--untracked-files=no")),
         "command": " ".join([*_program(), *sys.argv[1:]]),
-        "measures": measured(kind),
+        "code": code_digest(),
         "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
     }
+
+
+@cache
+def code_digest() -> str:
+    """Twelve hexadecimal digits of all sources: an unfinished run of other code is begun anew."""
+    found = hashlib.sha256()
+    for file in sorted(file for folder in CODE for file in (ROOT / folder).rglob("*.py")):
+        found.update(file.relative_to(ROOT).as_posix().encode() + b"\0" + file.read_bytes())
+    return found.hexdigest()[:12]
 
 
 def _program() -> list[str]:
@@ -83,7 +96,7 @@ def _git(*arguments: str) -> str | None:
     """Return git's answer, or None without git or a checkout of cswap."""
     git = shutil.which("git")
     # An installed package may lie in the repository of another project.
-    if git is None or not (ROOT / "pyproject.toml").exists():
+    if git is None or not IS_CHECKOUT:
         return None
     done = subprocess.run([git, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None

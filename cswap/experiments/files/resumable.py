@@ -16,7 +16,6 @@ from rich.progress import (
     Progress,
     TextColumn,
     TimeElapsedColumn,
-    track,
 )
 
 from cswap.errors import ConfigError
@@ -70,7 +69,7 @@ class Partial:
             "kind": kind,
             "version": version,
             "settings": settings,
-            "environment": environment(kind),
+            "environment": environment(),
             "done": {},
             "complete": False,
         }
@@ -90,22 +89,28 @@ class Partial:
         return done[name]
 
     def parts(
-        self, wanted: Mapping[str, P], work: Callable[[P], R], launcher: Launcher, console: Console
+        self, wanted: Mapping[str, P], work: Callable[..., R], launcher: Launcher, console: Console
     ) -> list[R]:
         """The JSON-able results of all parts, those of an earlier run included, in order.
 
         Args:
             wanted: arguments by the names of the parts.
-            work: makes a result from an argument.
+            work: makes a result from an argument; in this process it is given ``on_step``, too, to
+                be called after each step.
             launcher: runs the parts that are missing.
-            console: where a bar counts the parts.
+            console: where bars count the parts, and in this process the steps of all of them.
         """
         done = self.document["done"]
         missing = {argument: name for name, argument in wanted.items() if name not in done}
-        found = launcher.run(work, list(missing))
-        for argument, result in track(found, "Training", total=len(missing), console=console):
-            done[missing[argument]] = result
-            self.save()
+        with _bars(console) as progress:
+            parts = progress.add_task("trainings", total=len(missing))
+            if launcher.stays_here:
+                steps = progress.add_task("steps", total=None)
+                work = partial(work, on_step=partial(progress.advance, steps))
+            for argument, result in launcher.run(work, list(missing)):
+                done[missing[argument]] = result
+                self.save()
+                progress.advance(parts)
         return [done[name] for name in wanted]
 
     def save(self) -> None:
@@ -126,8 +131,7 @@ class Partial:
         if self.went_on:
             console.print(f"Going on: {', '.join(self.document['done'])} done before.")
         rows: list[dict[str, Any]] = []
-        bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
-        with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
+        with _bars(console) as progress:
             for name, measure in parts.items():
                 task = progress.add_task(name, total=n_steps)
                 rows += self.part(name, partial(measure, partial(progress.advance, task)))
@@ -143,6 +147,11 @@ class Partial:
             write(self.out, document)
             self.path.unlink(missing_ok=True)
         return document
+
+
+def _bars(console: Console) -> Progress:
+    bar = (TextColumn("{task.description:<16}"), BarColumn(), MofNCompleteColumn())
+    return Progress(*bar, TimeElapsedColumn(), console=console)
 
 
 def stored(
@@ -165,6 +174,6 @@ def stored(
 
 
 def same_code(found: dict[str, Any], mine: dict[str, Any]) -> bool:
-    """Whether two documents measure the same code, by the digests in their environments."""
-    first, second = (d["environment"].get("measures") for d in (found, mine))
+    """Whether two documents measure the same code, by the digest in their environments."""
+    first, second = (d["environment"].get("code") for d in (found, mine))
     return first is not None and bool(first == second)

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from cswap.experiments.grid import Grid
+
 _SHELL: Final = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
@@ -61,23 +63,6 @@ img { max-width: 100%; height: auto }
 {% endfor -%}
 </body></html>
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Grid:
-    """A table.
-
-    Attributes:
-        headings: headings of its columns.
-        rows: rows with one cell per column.
-        title: above it.
-        notes: paragraphs below it.
-    """
-
-    headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    title: str = ""
-    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

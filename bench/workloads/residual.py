@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cswap.experiments.workloads.small_models import Net
+from bench.workloads.small_models import Net
 
 
 class BasicBlock(nn.Module):
@@ -34,10 +34,10 @@ class BasicBlock(nn.Module):
 class ResNet(Net):
     """ResNet for small images (He et al. 2015, section 4.2) with 3 stages of ``n`` blocks."""
 
-    def __init__(self, width: int, n: int, n_classes: int = 10, colours: int = 1) -> None:
+    def __init__(self, width: int, n: int) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(colours, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+            nn.Conv2d(1, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
         )
         self.blocks = nn.ModuleList()
         c_in = width
@@ -46,10 +46,10 @@ class ResNet(Net):
                 stride = 2 if stage and not i else 1
                 self.blocks.append(BasicBlock(c_in, width << stage, stride))
                 c_in = width << stage
-        self.head = nn.Linear(c_in, n_classes)
+        self.head = nn.Linear(c_in, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [batch, n_classes], of images, [batch, colours, side, side]."""
+        """Return the logits, [batch, 10], of images, [batch, 1, side, side]."""
         with self.probe():
             x = self.stem(images)
             for block in self.blocks:

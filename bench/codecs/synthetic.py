@@ -1,4 +1,4 @@
-"""The test data for codecs: recorded tensors, and synthetic ones by sparsity, values and size.
+"""Synthetic test data for codecs, by sparsity, values and size.
 
 A case makes its tensor when its turn comes, from a seed of its own. So earlier or omitted cases do
 not change its bytes.
@@ -7,18 +7,17 @@ not change its bytes.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import torch
 
-from cswap.experiments.codecs.recorded import DataSet, record
+from cswap.experiments.codecs.case import Case
 from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from torch import Tensor
 
@@ -29,7 +28,6 @@ KIB: Final = 1 << 10
 MIB: Final = 1 << 20
 
 FAMILIES: Final = ("recorded", "sparsity", "values", "sizes")
-OWN: Final = "own"
 
 SHARES: Final = tuple(i / 10 for i in range(11))
 """Shares of zeros in the sparsity sweep; quick takes every fifth."""
@@ -53,56 +51,6 @@ FLOAT_SIZE_CODECS: Final = ("raw", "zvc", "int8")
 TOKEN_SIZE_CODECS: Final = ("raw", "bitpack")
 
 _FLOATS: Final = (torch.float32, torch.bfloat16)
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """One tensor to measure on.
-
-    Attributes:
-        family: one of FAMILIES, or OWN.
-        data: kind of its content.
-        nbytes: bytes of the tensor.
-        make: makes the tensor, [n], contiguous.
-        codecs: names; empty for all that take the dtype, and blosc2.
-        zeros: share of zero elements, in the sparsity sweep.
-        saved_bytes: bytes that the tensor is a sample of; None: its own.
-    """
-
-    family: str
-    data: str
-    nbytes: int
-    make: Callable[[], Tensor]
-    codecs: tuple[str, ...] = ()
-    zeros: float | None = None
-    saved_bytes: int | None = None
-
-    @property
-    def needed_bytes(self) -> int:
-        """Upper estimate of the memory for the measurement: tensor, buffers, an encoding per codec.
-
-        Making the tensor takes some copies, too.
-        """
-        return self.nbytes * (5 + len(self.codecs))
-
-
-def of_data_sets(family: str, data_sets: Sequence[DataSet]) -> list[Case]:
-    """Cases of existing tensors."""
-    return [
-        Case(
-            family,
-            d.kind,
-            d.tensor.nbytes,
-            partial(getattr, d, "tensor"),
-            saved_bytes=d.saved_bytes,
-        )
-        for d in data_sets
-    ]
-
-
-def recorded(nbytes: int, *, quick: bool, kinds: Sequence[str]) -> list[Case]:
-    """Tensors of the demo's models, ``nbytes`` each, of some of `codecs.recorded.KINDS`."""
-    return of_data_sets("recorded", [d for d in record(nbytes, quick=quick) if d.kind in kinds])
 
 
 def synthetic(family: str, *, quick: bool) -> list[Case]:

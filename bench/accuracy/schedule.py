@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import torch
 import typer
 from rich.console import Console
-from rich.table import Table
 from torch import nn
 
 import cswap
+from bench.accuracy.tasks import MARGINS, make
 from cswap.advisor.cswap_plus import sliding_down
-from cswap.experiments.accuracy.margins import MARGINS
 from cswap.experiments.accuracy.report import change, number
-from cswap.experiments.accuracy.tasks import make
 from cswap.experiments.accuracy.train import gradients, repeatable, validate
 from cswap.experiments.accuracy.verdict import (
     CONFIDENCE,
@@ -35,18 +33,17 @@ from cswap.experiments.accuracy.verdict import (
     verdict,
 )
 from cswap.experiments.files.resumable import Partial
-from cswap.experiments.launchers import LOCAL, JobsOption, Launcher, LauncherOption
-from cswap.experiments.options import Again, needs, results_folder, writable_file
-from cswap.report import terminal
+from cswap.experiments.grid import Grid
+from cswap.experiments.launchers import LOCAL, JobsOption, Launcher
+from cswap.experiments.options import Again, needs, writable_file
 from cswap.report.terminal import literal
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from cswap.experiments.task import Task
 
-FILE: Final = Path("accuracy/schedule.json")
-"""The result file, in the program's folder of results."""
+FILE: Final = Path("bench/results/cpu/accuracy/schedule.json")
 VERSION: Final = 1
 MODEL: Final = "cnn"
 EPOCHS: Final = 9
@@ -67,23 +64,18 @@ SCHEDULES: Final[dict[str, tuple[int, ...]]] = {
 """Rates of zfp by epoch; "off" is plain training. "lowest" shows that the rate matters at all."""
 
 HEADINGS: Final = (
-    *("schedule", "bits per value", "encoded MiB per step", "val. loss", "accuracy %"),
-    *(f"loss minus sliding down's ({100 * CONFIDENCE:.0f} % CI)", "against sliding down"),
+    *("schedule", "mean bits per value", "encoded MiB per step", "val. loss"),
+    *(f"against sliding down ({100 * CONFIDENCE:.0f} % CI)", "verdict", "accuracy %"),
 )
 
 
 def main(
-    context: typer.Context,
-    out: Annotated[
-        Path | None,
-        typer.Option(help=f"Result file (JSON); default: {FILE}, in the folder of results."),
-    ] = None,
+    out: Annotated[Path, typer.Option(help="Result file (JSON).")] = FILE,
     seeds: Annotated[int, typer.Option(help="Matched seeds.", min=1)] = FEWEST_SEEDS,
     quick: Annotated[
         bool, typer.Option("--quick", help="A few steps, two seeds: decides nothing.")
     ] = False,
     again: Again = False,
-    launcher: LauncherOption = LOCAL,
     jobs: JobsOption = 1,
 ) -> None:
     """Train a dense network with ZFP's rate sliding down, constant, and sliding up.
@@ -91,9 +83,8 @@ def main(
     An interrupted run goes on when the same command is repeated.
     """
     torch.set_num_threads(1)
-    needs("bench schedule", "scipy", "sklearn")
-    launched = Launcher(launcher, jobs)
-    out = writable_file(out or results_folder(context) / FILE)
+    needs("bench schedule", "scipy", "sklearn", extra="bench,dev")
+    writable_file(out)
     n_seeds = min(seeds, 2) if quick else seeds
     settings = {
         "schedules": {name: list(rates) for name, rates in SCHEDULES.items()},
@@ -105,21 +96,23 @@ def main(
         out, kind="accuracy schedule", version=VERSION, settings=settings, again=again
     )
     wanted = {f"{name} {seed}": (name, seed) for seed in range(n_seeds) for name in SCHEDULES}
-    console = Console(quiet=not launched.reports)
-    runs = partial.parts(wanted, functools.partial(_run, quick), launched, console)
+    console = Console()
+    runs = partial.parts(wanted, functools.partial(_run, quick), Launcher(LOCAL, jobs), console)
     document = partial.finish(runs=runs, rows=summarise(runs, settings))
-    terminal.show(_table(document), console=console)
+    Grid(HEADINGS, cells(document), "ZFP's rate over a training").show(console)
     console.print(literal(f"Written: {out}"), soft_wrap=True)
 
 
-def _run(quick: bool, part: tuple[str, int]) -> dict[str, Any]:
+def _run(
+    quick: bool, part: tuple[str, int], on_step: Callable[[], object] = lambda: None
+) -> dict[str, Any]:
     torch.set_num_threads(1)  # as the command, in another process, too
-    task = make(MODEL, quick=quick, n_steps=EPOCHS if quick else None)
+    task = make(MODEL, n_steps=EPOCHS if quick else None)
     with repeatable():
-        return train(task, *part)
+        return train(task, *part, on_step)
 
 
-def train(task: Task, schedule: str, seed: int) -> dict[str, Any]:
+def train(task: Task, schedule: str, seed: int, on_step: Callable[[], object]) -> dict[str, Any]:
     """Train the task's network with LeakyReLU under one of `SCHEDULES`; a run for the file."""
     torch.manual_seed(seed)
     model = dense(task.build())
@@ -136,6 +129,7 @@ def train(task: Task, schedule: str, seed: int) -> dict[str, Any]:
             optimizer.zero_grad()
             losses.append(gradients(model, task, seed, step))
             optimizer.step()
+            on_step()
         if handle is not None:
             handle.engine.synchronize()
             zfp = [c for name, c in handle.stats.by_codec.items() if name.startswith("zfp")]
@@ -199,21 +193,12 @@ def cells(document: dict[str, Any]) -> list[list[str]]:
     return [
         [
             row["schedule"],
-            "" if row["bits_per_value"] is None else f"{row['bits_per_value']:.1f}",
+            "-" if row["bits_per_value"] is None else f"{row['bits_per_value']:.0f}",
             f"{row['encoded_bytes_per_step'] / 2**20:.2f}",
             number(row["validation_loss"], ".4f"),
+            change(row["against_down"]),
+            row["verdict"],
             number(row["accuracy"], ".1f", 100),
-            "" if row["schedule"] == "sliding down" else change(row["against_down"]),
-            "" if row["schedule"] == "sliding down" else row["verdict"],
         ]
         for row in document["rows"]
     ]
-
-
-def _table(document: dict[str, Any]) -> Table:
-    table = Table(title="ZFP's rate over a training")
-    for heading in HEADINGS:
-        table.add_column(heading)
-    for row in cells(document):
-        table.add_row(*row)
-    return table

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cswap.experiments.workloads.small_models import Block, GptShape, Net
+from bench.workloads.small_models import Block, GptShape, Net
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,6 @@ class VitShape:
         patch: height and width of a patch in pixels.
         side: height and width of the input in pixels, a multiple of patch.
         dropout: share of activations dropped before each addition to the residual stream.
-        colours: channels of the input.
     """
 
     n_layers: int = 4
@@ -31,24 +30,23 @@ class VitShape:
     patch: int = 4
     side: int = 32
     dropout: float = 0.1
-    colours: int = 1
 
 
 class Vit(Net):
     """Vision transformer (Dosovitskiy et al. 2020), scaled down; mean over patches, no token."""
 
-    def __init__(self, shape: VitShape, n_classes: int = 10) -> None:
+    def __init__(self, shape: VitShape) -> None:
         super().__init__()
-        self.embed = nn.Conv2d(shape.colours, shape.width, shape.patch, shape.patch)
+        self.embed = nn.Conv2d(1, shape.width, shape.patch, shape.patch)
         n = (shape.side // shape.patch) ** 2
         self.position = nn.Parameter(0.02 * torch.randn(n, shape.width))
         block = GptShape(width=shape.width, n_heads=shape.n_heads, dropout=shape.dropout)
         self.blocks = nn.ModuleList(Block(block, causal=False) for _ in range(shape.n_layers))
         self.norm = nn.LayerNorm(shape.width)
-        self.head = nn.Linear(shape.width, n_classes)
+        self.head = nn.Linear(shape.width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [batch, n_classes], of images, [batch, colours, side, side]."""
+        """Return the logits, [batch, 10], of images, [batch, 1, side, side]."""
         with self.probe():
             x = self.embed(images).flatten(2).transpose(1, 2) + self.position
             for block in self.blocks:
@@ -75,21 +73,14 @@ class SquaredReluBlock(nn.Module):
 class SquaredReluMlp(Net):
     """Residual MLP on flattened images."""
 
-    def __init__(
-        self,
-        width: int = 256,
-        n_blocks: int = 4,
-        side: int = 32,
-        n_classes: int = 10,
-        colours: int = 1,
-    ) -> None:
+    def __init__(self, width: int = 256, n_blocks: int = 4, side: int = 32) -> None:
         super().__init__()
-        self.embed = nn.Linear(colours * side * side, width)
+        self.embed = nn.Linear(side * side, width)
         self.blocks = nn.ModuleList(SquaredReluBlock(width) for _ in range(n_blocks))
-        self.head = nn.Linear(width, n_classes)
+        self.head = nn.Linear(width, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [batch, n_classes], of images, [batch, colours, side, side]."""
+        """Return the logits, [batch, 10], of images, [batch, 1, side, side]."""
         with self.probe():
             x = self.embed(images.flatten(1))
             for block in self.blocks:

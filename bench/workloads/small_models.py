@@ -74,22 +74,20 @@ class CnnShape:
         channels: channels of each stage: two convolutions, then a pooling that halves the image.
         side: height and width of the input in pixels, at least 2 to the number of stages.
         dropout: share of activations dropped after each stage and in the classifier.
-        colours: channels of the input.
     """
 
     channels: tuple[int, ...] = (16, 32, 64)
     side: int = 32
     dropout: float = 0.25
-    colours: int = 1
 
 
 class VggNet(Net):
     """VGG (Simonyan & Zisserman 2014, configuration B), scaled down."""
 
-    def __init__(self, shape: CnnShape, n_classes: int = 10) -> None:
+    def __init__(self, shape: CnnShape) -> None:
         super().__init__()
         self.stages = nn.ModuleList()
-        c_in = shape.colours
+        c_in = 1
         for c_out in shape.channels:
             self.stages.append(_vgg_stage(c_in, c_out, shape.dropout))
             c_in = c_out
@@ -99,11 +97,11 @@ class VggNet(Net):
             nn.Linear(c_in * side * side, 128),
             nn.ReLU(),
             Dropout(shape.dropout),
-            nn.Linear(128, n_classes),
+            nn.Linear(128, 10),
         )
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return the logits, [batch, n_classes], of images, [batch, colours, side, side]."""
+        """Return the logits, [batch, 10], of images, [batch, 1, side, side]."""
         with self.probe():
             x = images
             for stage in self.stages:

@@ -2,45 +2,29 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from cswap.experiments.workloads.small_models import Block, Gpt
-from cswap.experiments.workloads.tasks import make_task
+from bench.workloads.small_models import Block, Gpt
+from bench.workloads.tasks import make_task
+from cswap.experiments.codecs.case import Case, case_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from bench.workloads.small_models import Net
     from cswap.experiments.task import Task
-    from cswap.experiments.workloads.small_models import Net
 
 WARM_STEPS: Final = 30
 """Steps of training before recording: activations of an untrained model are not typical."""
 
-KINDS: Final = ("relu", "gelu", "softmax", "gradient", "mask", "index", "token")
 _FLOATS: Final = (torch.float32, torch.bfloat16)
 
 
-@dataclass(frozen=True, slots=True)
-class DataSet:
-    """Tensors of one kind, one after the other.
-
-    Attributes:
-        kind: one of KINDS.
-        tensor: [n], contiguous.
-        saved_bytes: bytes that the tensor is a sample of; None: its own.
-    """
-
-    kind: str
-    tensor: Tensor
-    saved_bytes: int | None = None
-
-
-def record(nbytes: int, *, quick: bool = False) -> list[DataSet]:
+def record(nbytes: int, *, quick: bool = False) -> list[Case]:
     """Each kind of tensor in each dtype that training would save it in, of about ``nbytes``.
 
     Nothing is repeated to fill up: fresh batches are run until there is enough.
@@ -53,16 +37,13 @@ def record(nbytes: int, *, quick: bool = False) -> list[DataSet]:
         "softmax": _collect(gpt, gpt_task, nn.LayerNorm, _attention_of(gpt), nbytes),
         "gradient": _gradients(cnn, cnn_task, nbytes),
     }
-    found = [DataSet(kind, x.to(dtype)) for kind, x in floats.items() for dtype in _FLOATS]
-    masks = _collect(cnn, cnn_task, nn.MaxPool2d, _dropout_mask, nbytes)
-    indices = _collect(cnn, cnn_task, nn.MaxPool2d, _pool_indices, nbytes)
-    tokens = _tokens(gpt_task, nbytes)
-    return [
-        *found,
-        DataSet("mask", masks),
-        DataSet("index", indices),
-        DataSet("token", tokens),
+    found = [(kind, x.to(dtype)) for kind, x in floats.items() for dtype in _FLOATS]
+    found += [
+        ("mask", _collect(cnn, cnn_task, nn.MaxPool2d, _dropout_mask, nbytes)),
+        ("index", _collect(cnn, cnn_task, nn.MaxPool2d, _pool_indices, nbytes)),
+        ("token", _tokens(gpt_task, nbytes)),
     ]
+    return [case_of(kind, x, family="recorded") for kind, x in found]
 
 
 def trained(name: str, *, quick: bool) -> tuple[Net, Task]:

@@ -6,14 +6,10 @@ import hashlib
 import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 N_DIGITS_VALIDATION = 360  # a fifth of the 1797 images
 VALIDATION_SHARE = 0x1A  # of 256: about a tenth of the source files
@@ -25,11 +21,10 @@ class Images:
 
     Attributes:
         source: their origin, for the report.
-        train_images: [n, channels, side, side]; float32 in 0 ... 1, or uint8.
-        train_labels: [n] int64, 0 ... n_classes - 1.
+        train_images: [n, 1, side, side] float32 in 0 ... 1.
+        train_labels: [n] int64, 0 ... 9.
         validation_images: as train_images.
         validation_labels: as train_labels.
-        n_classes: number of classes.
     """
 
     source: str
@@ -37,22 +32,6 @@ class Images:
     train_labels: Tensor
     validation_images: Tensor
     validation_labels: Tensor
-    n_classes: int
-
-    @property
-    def channels(self) -> int:
-        """1 for grey, 3 for colour."""
-        return self.train_images.shape[1]
-
-    @property
-    def side(self) -> int:
-        """Height and width in pixels."""
-        return self.train_images.shape[2]
-
-
-def in_unit(images: Tensor) -> Tensor:
-    """The images as float32 in 0 ... 1."""
-    return images.float() / 255 if images.dtype == torch.uint8 else images
 
 
 def digits(side: int) -> Images:
@@ -77,7 +56,6 @@ def digits(side: int) -> Images:
         f"scikit-learn load_digits, 8x8 enlarged to {side * 3 // 4}x{side * 3 // 4} on "
         f"{side}x{side} black",
         *(images[rest], labels[rest], images[held_out], labels[held_out]),
-        n_classes=10,
     )
 
 
@@ -110,19 +88,13 @@ def python_sources() -> Text:
     for file in sorted(folder.glob("*.py")):
         held_out = hashlib.sha256(file.name.encode()).digest()[0] < VALIDATION_SHARE
         parts[held_out].append(file.read_bytes())
-    source = "top-level *.py of this Python's standard library, bytes"
-    return text(source, parts[False], parts[True])
-
-
-def text(source: str, train: Sequence[bytes], validation: Sequence[bytes]) -> Text:
-    """Put documents together."""
-    whole, held_out = b"".join(train), b"".join(validation)
+    train, validation = b"".join(parts[False]), b"".join(parts[True])
     return Text(
-        source,
-        train=torch.frombuffer(bytearray(whole), dtype=torch.uint8),
-        validation=torch.frombuffer(bytearray(held_out), dtype=torch.uint8),
-        n_files=len(train) + len(validation),
-        sha256=hashlib.sha256(whole + b"\0" + held_out).hexdigest(),
+        "top-level *.py of this Python's standard library, bytes",
+        train=torch.frombuffer(bytearray(train), dtype=torch.uint8),
+        validation=torch.frombuffer(bytearray(validation), dtype=torch.uint8),
+        n_files=len(parts[False]) + len(parts[True]),
+        sha256=hashlib.sha256(train + b"\0" + validation).hexdigest(),
     )
 
 

@@ -1,0 +1,1 @@
+"""`python -m bench accuracy`: the tasks that the project trains."""

@@ -1,0 +1,1 @@
+"""`python -m bench codecs`: the project's own data for the codecs."""

@@ -1,1 +1,0 @@
-"""Drawing: labels of plots, and the HTML page that pictures are put on."""

@@ -1,1 +1,0 @@
-"""Meters: time, saved bytes, memory of the host."""

@@ -1,1 +1,0 @@
-"""Pages made from result files."""

@@ -1,1 +1,0 @@
-"""Small models, their data, and the tasks that train them."""
