@@ -54,7 +54,7 @@ def _repeat(step: Callable[[], object], repeats: int) -> Callable[[], None]:
 
 def _ineligible(rounds: int) -> dict[str, float]:
     # Microseconds of pack + unpack above an identity hook, for tensors that stay.
-    engine = SwapEngine(SwapConfig(workers=0))
+    engine = SwapEngine(SwapConfig())
     tensors = {
         "small": torch.randn(16),
         "small, not a leaf": torch.randn(16, requires_grad=True) * 2,

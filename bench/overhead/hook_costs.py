@@ -102,7 +102,7 @@ def _hooks() -> tuple[dict[str, Hooks], dict[str, str]]:
     # Pairs of pack and unpack by name; and why a peer has none.
     found = {"identity": Hooks(_same, _same), "save_on_cpu": _of(save_on_cpu(PINS))}
     for codec in ("raw", "zvc"):
-        engine = SwapEngine(SwapConfig(workers=0, codec=codec))
+        engine = SwapEngine(SwapConfig(codec=codec))
         found[f"cswap {codec}"] = Hooks(engine.pack, engine.unpack, engine.begin_step)
     missing = {}
     for method in METHODS:

@@ -143,7 +143,7 @@ def _nothing() -> None:
 
 def swap(codec: str) -> Way:
     """An engine's, by one codec."""
-    engine = SwapEngine(SwapConfig(workers=0, codec=codec, min_bytes=0))
+    engine = SwapEngine(SwapConfig(codec=codec, min_bytes=0))
 
     def begin() -> None:
         engine.begin_step()

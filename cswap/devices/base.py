@@ -138,6 +138,22 @@ class Device(abc.ABC):
     def trim(self, idle_bytes: int) -> None:  # noqa: B027
         """Let go of scratch memory that is idle, but for so many bytes."""
 
+    def now(self) -> Event | None:
+        """An event that fires when the computation issued so far by this thread has run.
+
+        None: it has, as on a CPU.
+        """
+        return None
+
+    def join(self, event: Event, at: Event | None = None) -> None:  # noqa: B027
+        """Let computation issued from here on run after the event.
+
+        Args:
+            event: of `now`, or of a job.
+            at: computation of the stream that this event of `now` was taken of; default: of this
+                thread's.
+        """
+
     def pump(self) -> None:  # noqa: B027
         """Run the callbacks whose events have fired, if no other thread is at it."""
 
@@ -240,17 +256,11 @@ class LinkDevice(Device):
 
     @abc.abstractmethod
     def now(self) -> Event:
-        """An event that fires when the computation issued so far by this thread has run."""
+        """See `Device.now`."""
 
     @abc.abstractmethod
     def join(self, event: Event, at: Event | None = None) -> None:
-        """Let computation issued from here on run after the event.
-
-        Args:
-            event: of a job.
-            at: computation of the stream that this event of `now` was taken of; default: of this
-                thread's.
-        """
+        """See `Device.join`."""
 
     def side_streams(self) -> SideStreams | None:
         """Its streams, if work can be issued on them without jobs; None: it cannot."""

@@ -403,7 +403,7 @@ def train(slowdown, monkeypatch, steps=14):
     layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), Sparse()) for _ in range(6)]
     model = torch.nn.Sequential(*layers)
     x = torch.randn(1 << 13, 64)
-    with cswap.install(model, slowdown=slowdown, remat=False, workers=0) as handle:
+    with cswap.install(model, slowdown=slowdown, remat=False) as handle:
         run(model, x, steps)
         engine = handle.engine
         return engine.stats, engine.explain(), [p.grad for p in model.parameters()]
@@ -435,7 +435,7 @@ def test_tensors_that_are_computed_again_keep_the_limit_too(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)  # worth it, if busy or not
     model, x = gelus(), torch.randn(1 << 13, 64)
-    with cswap.install(model, slowdown=1.0, workers=0) as handle:
+    with cswap.install(model, slowdown=1.0) as handle:
         run(model, x, 14)
         stats, choices = handle.engine.stats, handle.engine.explain()
     assert stats.kept_by_reason["slowdown"] > 0
@@ -447,7 +447,7 @@ def test_two_shapes_in_turns_keep_the_limit(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)  # worth it, if busy or not
     model, batches = gelus(), [torch.randn(1 << 13, 64), torch.randn(1 << 9, 64)]
-    with cswap.install(model, slowdown=1.0, workers=0) as handle:
+    with cswap.install(model, slowdown=1.0) as handle:
         for n in range(40):
             before = handle.engine.stats.swapped
             model(batches[n % 2]).square().mean().backward()
@@ -458,7 +458,7 @@ def test_two_shapes_in_turns_keep_the_limit(monkeypatch):
 def test_forwards_without_a_backward_do_not_count(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     model, x = gelus(), torch.randn(1 << 13, 64)
-    with cswap.install(model, slowdown=50.0, workers=0) as handle:
+    with cswap.install(model, slowdown=50.0) as handle:
         for _ in range(14):
             run(model, x, 1)
             with torch.no_grad():
@@ -472,7 +472,7 @@ def test_forwards_without_a_backward_do_not_count(monkeypatch):
 def test_a_budget_is_kept_whatever_it_takes(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     model, x = gelus(), torch.randn(1 << 13, 64)
-    with cswap.install(model, budget=4 * MIB, workers=0) as handle:
+    with cswap.install(model, budget=4 * MIB) as handle:
         run(model, x, 14)
         loss = model(x).square().mean()
         assert handle.engine.stats.device_bytes <= 4 * MIB
@@ -482,7 +482,7 @@ def test_a_budget_is_kept_whatever_it_takes(monkeypatch):
 def test_deterministic_algorithms_have_no_limit(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     model, x = gelus(), torch.randn(1 << 13, 64)
-    with cswap.install(model, slowdown=1.0, workers=0) as handle:
+    with cswap.install(model, slowdown=1.0) as handle:
         limit = handle.engine.advisor.limit
         assert limit is not None
         run(model, x, 10)

@@ -26,7 +26,7 @@ def held(handle):
 
 torch.set_num_threads(1)
 expected = gradients()
-handle = cswap.install(net, min_bytes=0, codec="zvc", workers=2)
+handle = cswap.install(net, min_bytes=0, codec="zvc")
 for _ in range(3):
     y = net(x)  # workers may be inside a job while the process forks
     pid = os.fork()
@@ -52,7 +52,7 @@ import cswap
 
 torch.set_num_threads(1)
 x = torch.randn(1 << 16, requires_grad=True)
-with cswap.swapping(min_bytes=0, codec="zvc", workers=1):
+with cswap.swapping(min_bytes=0, codec="zvc"):
     y = (x * 2).sin().sum()
 pid = os.fork()
 (found,) = torch.autograd.grad(y, x)  # in both: its encodes may have been under way
@@ -89,7 +89,7 @@ def test_a_forked_child_swaps_and_leaks_nothing(program, forked):
     assert (done.returncode, done.stderr) == (0, "")
 
 
-ALL, DEFAULTS = "min_bytes=0, codec='zvc', workers=2", "workers=1"
+ALL, DEFAULTS = "min_bytes=0, codec='zvc'", "workers=1"
 
 
 @pytest.mark.parametrize(

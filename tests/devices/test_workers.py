@@ -74,6 +74,6 @@ def test_workers_take_the_cores_that_torch_leaves(
 def test_the_option_says_how_many(monkeypatch, encoders):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
-    assert not is_beside(encoders, workers=0)
+    assert not is_beside(encoders)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert is_beside(encoders, workers=1)
+    assert is_beside(encoders)

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
 
 
 def swapping():
-    return cswap.swapping(min_bytes=0, workers=0)
+    return cswap.swapping(min_bytes=0)
 
 
 def leaves():

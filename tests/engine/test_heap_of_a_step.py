@@ -19,10 +19,10 @@ SMALL_MIB = 1.0
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's")
 
-ZVC = '{"codec": "zvc", "workers": 0, "guard_every": 0}'
-ZVC_BESIDE = '{"codec": "zvc", "workers": 1, "guard_every": 0}'
-SLOW = '{"slowdown": 3.0, "workers": 0}'
-SLOW_BESIDE = '{"slowdown": 3.0, "workers": 1}'
+ZVC = '{"codec": "zvc", "guard_every": 0}'
+ZVC_BESIDE = '{"codec": "zvc", "guard_every": 0}'
+SLOW = '{"slowdown": 3.0}'
+SLOW_BESIDE = '{"slowdown": 3.0}'
 
 
 @pytest.fixture(scope="module")

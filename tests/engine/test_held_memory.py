@@ -56,9 +56,9 @@ def held(forked):
     "options",
     [
         "{}",
-        pytest.param('{"workers": 0}', marks=pytest.mark.slow),
-        pytest.param('{"workers": 1, "codec": "int8"}', marks=pytest.mark.slow),
-        pytest.param('{"workers": 0, "codec": "int8"}', marks=pytest.mark.slow),
+        pytest.param("{}", marks=pytest.mark.slow),
+        pytest.param('{"codec": "int8"}', marks=pytest.mark.slow),
+        pytest.param('{"codec": "int8"}', marks=pytest.mark.slow),
     ],
 )
 def test_the_heap_in_front_of_the_optimizer_is_that_of_plain_training(activation, options, held):
@@ -175,9 +175,7 @@ def test_memory_that_numpy_has_seen_is_let_go(monkeypatch, options):
         return torch.autograd.grad(y.sum(), x)[0]
 
     wanted = gradient()
-    with cswap.swapping(
-        min_bytes=0, workers=0, codec="with_numpy", remat=False, **options
-    ) as engine:
+    with cswap.swapping(min_bytes=0, codec="with_numpy", remat=False, **options) as engine:
         for _ in range(5):
             engine.begin_step()
             assert torch.equal(gradient(), wanted)
@@ -209,7 +207,7 @@ def test_errors_that_are_kept_hold_no_frames(monkeypatch):
         monkeypatch.setattr(registry, name, dict(getattr(registry, name)))
     cswap.register_codec("damaged", Damaged)
     net, x = layers(2), torch.randn(512, 256)
-    with cswap.install(net, codec="damaged", min_bytes=0, workers=1) as handle:
+    with cswap.install(net, codec="damaged", min_bytes=0) as handle:
         for _ in range(3):
             loss = net(x).sum()
             handle.engine.synchronize()  # a busy machine's worker may be late
@@ -226,7 +224,7 @@ def test_errors_that_are_kept_hold_no_frames(monkeypatch):
 def test_a_tensor_whose_decode_failed_is_encoded_anew_when_it_is_saved_again():
     x = torch.randn(1 << 12, requires_grad=True)
     h = x * 1
-    with cswap.swapping(codec="zvc", min_bytes=0, workers=0) as engine:
+    with cswap.swapping(codec="zvc", min_bytes=0) as engine:
         y = h.sin()
         (damaged,) = engine._state.aliases
         host = damaged.sections[0].host

@@ -61,7 +61,7 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
     """Overhead: 1/8 per encoding (size classes), and what one encode needs as scratch."""
     net = layers(8)
     x = torch.relu(torch.randn(512, 1024)) * (torch.rand(512, 1024) < 0.1)
-    with cswap.install(net, workers=0, **ALL) as handle:
+    with cswap.install(net, **ALL) as handle:
         net(x).sum().backward()  # compiles, fills the pools
         before = live_storage_bytes(net)
         loss = net(x).sum()
@@ -89,7 +89,7 @@ def test_peak_of_saved_bytes_is_that_of_encodings():
     x = torch.relu(torch.randn(256, 512))
     peaks = {}
     for name, keep_last in {"kept": 1000, "swapped": 0}.items():
-        with cswap.install(net, workers=0, keep_last=keep_last, **ALL) as handle:
+        with cswap.install(net, keep_last=keep_last, **ALL) as handle:
             for _ in range(2):
                 net(x).sum().backward()
         peaks[name] = handle.stats.peak_saved_bytes
@@ -107,7 +107,7 @@ def test_nothing_leaks_over_many_steps():
             if i % 3:
                 loss.backward(retain_graph=i % 2 == 0)
 
-    with cswap.install(net, workers=2, **ALL) as handle:
+    with cswap.install(net, **ALL) as handle:
         step(20)
         handle.engine.synchronize()
         descriptors = len(list(Path("/proc/self/fd").iterdir()))
@@ -127,7 +127,7 @@ def test_nothing_leaks_over_many_steps():
 def test_a_budget_is_kept():
     net = layers(8, 256)
     x = torch.randn(256, 256)
-    with cswap.install(net, budget="600KiB", workers=0, **ALL) as handle:
+    with cswap.install(net, budget="600KiB", **ALL) as handle:
         loss = net(x).sum()
         one = 256 * 256 * 4
         assert handle.stats.device_bytes <= 600 * 1024

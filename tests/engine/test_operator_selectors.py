@@ -19,7 +19,7 @@ from cswap.engine.saved.operators import MOST_NAMES, OperatorRules, names_of
 from cswap.errors import ConfigError
 from tests.engine.engines import assert_empty
 
-OPTIONS: dict[str, Any] = {"min_bytes": 0, "workers": 0, "codec": "zvc", "remat": False}
+OPTIONS: dict[str, Any] = {"min_bytes": 0, "codec": "zvc", "remat": False}
 STEPS = 5
 """By the fourth, slots take the tensors, and others rest."""
 
@@ -337,7 +337,7 @@ def test_exclude_holds_where_another_operators_tensor_was_computed_again(taken):
     h, w = leaf(512, 64), leaf(64, 64)
     expected = torch.autograd.grad((functional.gelu(h) @ w).sum(), (h, w))
     again, before = [], 0
-    with cswap.swapping(min_bytes=0, workers=0, exclude="op:mm") as engine:
+    with cswap.swapping(min_bytes=0, exclude="op:mm") as engine:
         for n in range(8):
             y = functional.gelu(h)
             loss = (y.mm(w) if n == 5 else y @ w).sum()

@@ -174,7 +174,7 @@ def test_one_result_may_always_wait_and_counts_once():
 def test_a_cpu_decodes_ahead_only_beside_a_free_core(threads, ahead, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)), raising=False)
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0, workers=1))
+    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0))
     engine.unpack(engine.pack(torch.zeros(1 << 12)))
     lane = engine._state.lanes.of(torch.device("cpu"))
     assert lane is not None

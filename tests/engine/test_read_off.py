@@ -37,7 +37,7 @@ def gathered(engine, x, i, **options):
 def test_gradients_are_bit_equal_and_the_part_counts(min_bytes):
     x, i = given()
     wanted = torch.autograd.grad(message(x, i), x)[0]
-    with cswap.swapping(min_bytes=min_bytes, workers=0) as engine:
+    with cswap.swapping(min_bytes=min_bytes) as engine:
         for _ in range(4):
             assert torch.equal(gathered(engine, x, i), wanted)
         remat = engine.stats.by_codec["remat"]
@@ -48,7 +48,7 @@ def test_gradients_are_bit_equal_and_the_part_counts(min_bytes):
 
 def test_between_forward_and_backward_only_the_part_is_held():
     x, i = given()
-    with cswap.swapping(min_bytes=EDGES * 8 + 1, workers=0) as engine:
+    with cswap.swapping(min_bytes=EDGES * 8 + 1) as engine:
         for _ in range(3):
             engine.begin_step()
             y = x.index_select(0, i)
@@ -65,7 +65,7 @@ def test_between_forward_and_backward_only_the_part_is_held():
 
 def test_a_dropped_graph_gives_the_part_back():
     x, i = given()
-    with cswap.swapping(min_bytes=0, workers=0) as engine:
+    with cswap.swapping(min_bytes=0) as engine:
         loss = message(x, i)
         assert engine.stats.device_bytes >= PART
         del loss
@@ -80,7 +80,7 @@ def test_what_is_computed_from_it_runs_again_on_it():
         return (functional.gelu(y) * y).sum()
 
     wanted = torch.autograd.grad(loss(x), x)[0]
-    with cswap.swapping(min_bytes=0, workers=0) as engine:
+    with cswap.swapping(min_bytes=0) as engine:
         for _ in range(4):
             engine.begin_step()
             assert torch.equal(torch.autograd.grad(loss(x), x)[0], wanted)
@@ -91,7 +91,7 @@ def test_what_is_computed_from_it_runs_again_on_it():
 
 def test_an_index_written_into_before_backward_raises_as_without_hooks():
     x, i = given()
-    with cswap.swapping(min_bytes=0, workers=0) as engine:
+    with cswap.swapping(min_bytes=0) as engine:
         for _ in range(2):
             gathered(engine, x, i)
         engine.begin_step()
@@ -103,7 +103,7 @@ def test_an_index_written_into_before_backward_raises_as_without_hooks():
 
 def test_an_index_written_into_before_the_copy_is_saved_is_no_input():
     x, i = given()
-    with cswap.swapping(min_bytes=0, workers=0) as engine:
+    with cswap.swapping(min_bytes=0) as engine:
         for _ in range(3):
             engine.begin_step()
             y = x.index_select(0, i)
@@ -139,7 +139,7 @@ class Scaled(torch.nn.Module):
 def test_a_scale_that_is_not_whole_is_stored():
     x = torch.randn(4, 4, 32, 32, requires_grad=True)
     model = Scaled()
-    with cswap.install(model, min_bytes=0, workers=0) as handle:
+    with cswap.install(model, min_bytes=0) as handle:
         for scale in (3.0, 3.0, 3.02, 3.02, 3.0):
             found = torch.autograd.grad(model(x, scale), x)[0]
             assert torch.equal(found, torch.autograd.grad(Scaled()(x, scale), x)[0])
@@ -157,7 +157,7 @@ def test_a_stack_along_any_dimension(dim):
         return (y * y).sum()
 
     wanted = torch.autograd.grad(loss(), tables)
-    with cswap.swapping(min_bytes=0, workers=0) as engine:
+    with cswap.swapping(min_bytes=0) as engine:
         for _ in range(3):
             engine.begin_step()
             assert all(map(torch.equal, torch.autograd.grad(loss(), tables), wanted))
@@ -185,7 +185,7 @@ def test_another_result_than_that_of_its_rows_is_stored_in_that_step(kind):
         return (y * y).sum()
 
     wanted = [torch.autograd.grad(loss(step), table)[0] for step in range(6)]
-    with cswap.swapping(min_bytes=EDGES * 8 + 9, workers=0) as engine:
+    with cswap.swapping(min_bytes=EDGES * 8 + 9) as engine:
         for step in range(6):
             engine.begin_step()
             assert torch.equal(torch.autograd.grad(loss(step), table)[0], wanted[step])

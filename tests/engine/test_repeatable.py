@@ -34,7 +34,7 @@ def training(options):
     net = nn.Sequential(*(m for _ in range(4) for m in (nn.Linear(64, 64), nn.GELU())))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     x, found = torch.randn(256, 64), []
-    with cswap.install(net, min_bytes=0, workers=2, guard_every=0, **options) as handle:
+    with cswap.install(net, min_bytes=0, guard_every=0, **options) as handle:
         for _ in range(12):  # samples are taken anew every 8 steps
             optimizer.zero_grad()
             net(x).square().mean().backward()
@@ -76,7 +76,7 @@ def test_a_tensor_that_stays_has_the_values_of_its_codec():
     x = torch.randn(64, 64, requires_grad=True)
 
     def gradient(**options):
-        with cswap.swapping(codec="int8", min_bytes=0, workers=0, **options) as engine:
+        with cswap.swapping(codec="int8", min_bytes=0, **options) as engine:
             y = (x.t() * 2).sin().sum()  # strided, too
         return torch.autograd.grad(y, x)[0], engine.stats
 

@@ -113,7 +113,7 @@ def test_a_storage_in_many_slices_is_not_searched_slice_by_slice(n, monkeypatch)
 
     monkeypatch.setattr(aliases, "_serves", counted)
     x = torch.randn(n, 64, requires_grad=True)
-    with cswap.swapping(**ALL, workers=0) as engine:
+    with cswap.swapping(**ALL) as engine:
         h = x * 1
         total = torch.stack([(row * row).sum() for row in h.unbind()]).sum()
     (found,) = torch.autograd.grad(total, x)
@@ -140,7 +140,7 @@ def test_a_leaf_that_is_saved_again_on_its_way_out_stays(monkeypatch):
     monkeypatch.setattr(CpuDevice, "_start", lambda _self: True)
     monkeypatch.setattr("cswap.engine.transfer.device_lanes.cpu_device", CpuDevice)
     x = torch.randn(N, requires_grad=True)
-    with cswap.swapping(**ALL, workers=1) as engine:
+    with cswap.swapping(**ALL) as engine:
         y = x * x
         stats = engine.stats
         assert stats.kept_by_reason == {"wanted_early": 1}
@@ -167,7 +167,7 @@ def test_a_function_that_saves_a_view_of_a_parameter_as_its_result_makes_no_cycl
     w = torch.nn.Parameter(torch.randn(8, 8))
     mark = Mark()
     alive = weakref.ref(mark)
-    with cswap.swapping(min_bytes=0, workers=0):
+    with cswap.swapping(min_bytes=0):
         y = Flat.apply(w)
         y.grad_fn.metadata["mark"] = mark
         del y, mark

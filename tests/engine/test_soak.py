@@ -49,7 +49,7 @@ def test_nothing_grows(tmp_path, codec):
     model, x = net(), torch.randn(128, 64)
     options = {"codec": codec} if codec != "auto" else {"policy": "static:zvc"}
     limits = {"budget": "100KiB", "host_limit": "80KiB", "spill_dir": tmp_path}
-    with cswap.install(model, min_bytes=0, workers=2, **options, **limits) as handle:
+    with cswap.install(model, min_bytes=0, **options, **limits) as handle:
 
         def steps(n):
             for i in range(n):

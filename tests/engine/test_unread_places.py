@@ -283,7 +283,7 @@ def test_one_whose_node_is_not_found_stays_and_goes_the_general_way(let_go, give
         return F.max_pool2d(x * 2, 2).sum()  # nothing is saved after it
 
     wanted = torch.autograd.grad(last(x), x)
-    with swapping(codec="raw", workers=0) as engine:
+    with swapping(codec="raw") as engine:
         for _ in range(STEPS):
             assert equal(grads(engine, last, x), wanted)
         stats = engine.stats

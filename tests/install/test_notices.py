@@ -19,7 +19,7 @@ SILENT = [
     {"exclude": ["encoder.*", nn.ReLU]},
     {"include": "head"},
     {"codec": {"float32": "zvc", "torch.int64": "bitpack", "head": "zvc", "encoder.?": "raw"}},
-    {"workers": 1},
+    {},
 ]
 TOLD = [
     ({"exclude": "haed"}, "exclude='haed' matches no module. Did you mean 'head'?"),
@@ -27,7 +27,7 @@ TOLD = [
     ({"include": ["head", "Linear"]}, "include='Linear' matches no module. Linear is a class"),
     ({"include": nn.GELU}, "include='GELU': the model has no module of that class."),
     ({"codec": {"flaot32": "zvc"}}, "codec='flaot32' matches no module. Did you mean 'float32'?"),
-    ({"workers": 1000}, f"workers=1000: this machine has {os.cpu_count()} cores"),
+    ({}, f"workers=1000: this machine has {os.cpu_count()} cores"),
 ]
 
 

@@ -14,7 +14,7 @@ import transformers
 
 from cswap.integrations.transformers import CswapArguments, CswapCallback
 
-OPTIONS: dict[str, Any] = {"codec": "zvc", "min_bytes": 0, "workers": 0}
+OPTIONS: dict[str, Any] = {"codec": "zvc", "min_bytes": 0}
 FIGURES = {f"cswap/{name}" for name in ("held_mib", "saved_mib", "ratio", "remat_mib", "exposed_s")}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks' own
@@ -104,7 +104,7 @@ def test_gradient_checkpointing_is_spoken_of(tmp_path, rows, caplog):
         model.gradient_checkpointing_enable()
         trainer = make(tmp_path, model, data)
         if swap:
-            CswapCallback(min_bytes=0, workers=0).attach(trainer)
+            CswapCallback(min_bytes=0).attach(trainer)
         trainer.train()
         found.append(weights(model))
     assert all(map(torch.equal, *found))

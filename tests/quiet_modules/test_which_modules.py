@@ -323,7 +323,7 @@ def test_the_limit_of_time_learns_what_a_quiet_module_holds():
     def places(keys):
         return [SimpleNamespace(stay=Stay(0, "does_not_pay", key)) for key in keys]
 
-    engine = SwapEngine(SwapConfig(workers=0))
+    engine = SwapEngine(SwapConfig())
     packer, limit = engine.packer, engine.advisor.limit
     assert limit is not None
     tensors = ((1, 10), (2, 20), (3, 30))

@@ -40,7 +40,7 @@ from cswap.ranks import local_part
 
 WORLD, WAIT = 2, timedelta(seconds=90)
 STEPS, ROWS, WIDTH = 3, 128, 128
-FORCED: dict[str, Any] = {"codec": "zvc", "min_bytes": 0, "workers": 1}
+FORCED: dict[str, Any] = {"codec": "zvc", "min_bytes": 0}
 LATE_S = 2e-3
 
 
@@ -240,7 +240,7 @@ def uneven():
 def lossy(**options):
     """A case: both ranks compute the same, as replicated layers do."""
     handles = []
-    options = {"min_bytes": 0, "workers": 1, "guard_every": 0, **options}
+    options = {"min_bytes": 0, "guard_every": 0, **options}
     with uneven():
         got = train(lambda m: handles.append(cswap.install(m, **options)), same=True, steps=6)
     exact = train(lambda m: None, same=True, steps=6)
@@ -273,7 +273,7 @@ def guarded():
     torch.manual_seed(0)
     model = nn.Sequential(Reduced(WIDTH, WIDTH), Reduced(WIDTH, WIDTH))
     every = 2 if dist.get_rank() == 0 else 0
-    handle = cswap.install(model, codec="int8", min_bytes=0, workers=0, guard_every=every)
+    handle = cswap.install(model, codec="int8", min_bytes=0, guard_every=every)
     before = collectives_so_far()
     for step in range(8):
         model.zero_grad()

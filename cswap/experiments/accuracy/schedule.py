@@ -129,7 +129,7 @@ def train(task: Task, schedule: str, seed: int) -> dict[str, Any]:
         rates = SCHEDULES[schedule]
         # Without workers every encode ends, so that all of its bytes are counted.
         name = f"zfp:{rates[epoch]}" if rates else ""
-        handle = cswap.install(model, codec=name, workers=0, remat=False) if rates else None
+        handle = cswap.install(model, codec=name, remat=False) if rates else None
         for step in steps:
             for group in optimizer.param_groups:
                 group["lr"] = task.lr(step)
