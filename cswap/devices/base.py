@@ -277,7 +277,7 @@ class LinkDevice(Device):
         """
         return 0
 
-    def bound_scratch(self, nbytes: int) -> None:  # noqa: B027
+    def bound_scratch(self, nbytes: int) -> None:
         """Rather wait on the device for scratch memory that is free later than hold more of it."""
 
 

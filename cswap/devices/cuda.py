@@ -358,7 +358,7 @@ class CudaDevice(LinkDevice):
         return self._scratch.in_use_bytes
 
     def bound_scratch(self, nbytes: int) -> None:
-        """See `LinkDevice.bound_scratch`; of several engines, the last one that says so is heard."""
+        """See `LinkDevice.bound_scratch`; of several engines, the last one is heard."""
         self._scratch.enough_bytes = nbytes
 
     @property

@@ -33,7 +33,7 @@ def looked_at(limit, gains, sizes, steps=LOOK_EVERY, step_s=STEP_S, leaving_s=0.
     """Steps that save tensors of these sizes; those with a gain could leave."""
     at_s = 0.0
     for _ in range(steps + 1):
-        moment = Moment(at_s, at_s / step_s * leaving_s, 0.0, 0.0)
+        moment = Moment(at_s, at_s / step_s * leaving_s, 0.0)
         limit.begin_step(moment, moment)
         held = 0.0
         for position, nbytes in enumerate(sizes):
@@ -101,9 +101,9 @@ def test_where_the_next_forward_comes_before_the_backward_no_peak_decides():
     gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(5)}
     looked_at(limit, gains, 5 * [MIB])
     assert limit.staying
-    ended = Moment(100.0, 1.0, 0.0, 0.0)
+    ended = Moment(100.0, 1.0, 0.0)
     limit.begin_step(ended, ended)
-    limit.begin_step(Moment(101.0, 1.1, 0.0, 0.0), ended)  # tensors have left, none was asked for
+    limit.begin_step(Moment(101.0, 1.1, 0.0), ended)  # tensors have left, none was asked for
     assert not limit.staying
     looked_at(limit, gains, 5 * [MIB])
     assert not limit.staying
@@ -242,10 +242,9 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's
 
 
 @LINUX
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_tensors_that_one_node_asks_for_at_once_do_not_come_back_beside_their_encodings(workers):
+def test_tensors_that_one_node_asks_for_at_once_do_not_come_back_beside_their_encodings():
     plain = peaks_of_nodes(1, 12, 2, None)[-1]
-    peaks = peaks_of_nodes(1, 12, 4 * LOOK_EVERY, {"lossy": "int8", "workers": workers})
+    peaks = peaks_of_nodes(1, 12, 4 * LOOK_EVERY, {"lossy": "int8"})
     assert peaks[1] > plain + 1.5  # before anything is known of its nodes
     assert max(peaks[-LOOK_EVERY:]) < plain + 0.5
 

@@ -48,7 +48,7 @@ class Steps:
         self.factors = [factor] * len(gains)
         self.each_staying_s, self.saved = staying_s, saved
         self.n = 0
-        self.now = self.ended = Moment(0.0, 0.0, 0.0, 0.0)
+        self.now = self.ended = Moment(0.0, 0.0, 0.0)
         self.rests = {}  # position: (step of its end, length)
         self.leaving = list(range(len(gains)))
         for position, gain in enumerate(gains):
@@ -75,12 +75,11 @@ class Steps:
                 self.limit.look_back()
             self.leaving = [n for n in range(len(self.gains)) if self._leaves(n)]
             spent_s = self.leaving_s + self.each_staying_s
-            at_s, leaving_s, staying_s, beside_s, saved = self.now
+            at_s, leaving_s, staying_s, saved = self.now
             self.now = Moment(
                 at_s + STEP_S + spent_s,
                 leaving_s + self.leaving_s,
                 staying_s + self.each_staying_s,
-                beside_s,
                 saved + self.saved,
             )
             if self.leaving:  # only then is the end of backward noticed
@@ -91,7 +90,7 @@ class Steps:
 def take_steps(limit, step_s, leaving_s):
     """As many steps as a choice needs."""
     for n in range(FEWEST + 1):
-        moment = Moment(n * step_s, n * leaving_s, 0.0, 0.0)
+        moment = Moment(n * step_s, n * leaving_s, 0.0)
         limit.begin_step(moment, moment)
 
 
@@ -109,7 +108,7 @@ def test_a_choice_needs_some_steps():
     limit = TimeLimit(SLOWDOWN)
     limit.note(0, MIB, Gain(2 * LIMIT_S, MIB))
     for n in range(FEWEST + 1):
-        moment = Moment(n * 1.2, n * 0.2, 0.0, 0.0)
+        moment = Moment(n * 1.2, n * 0.2, 0.0)
         limit.begin_step(moment, moment)
         limit.look_back()
         assert limit.keeps(0, MIB) == (n == FEWEST)
@@ -120,7 +119,7 @@ def test_without_a_limit_of_time_no_step_has_to_be_measured():
     for position in range(3):
         limit.note(position, MIB, Gain(1.0, MIB))
     limit.gains.step = LOOK_EVERY - 1
-    moment = Moment(0.0, 0.0, 0.0, 0.0)
+    moment = Moment(0.0, 0.0, 0.0)
     limit.begin_step(moment, moment)
     for position in range(3):
         limit.reports.holds((position, MIB), 0)
@@ -253,7 +252,7 @@ def test_small_steps_may_swap_for_some_milliseconds():
     for position in range(10):
         limit.note(position, MIB, Gain(LEAST_S / 20, MIB))
     for n in range(5):  # half of LEAST_S, and half of the step
-        moment = Moment(n * LEAST_S, n * LEAST_S / 2, 0.0, 0.0)
+        moment = Moment(n * LEAST_S, n * LEAST_S / 2, 0.0)
         limit.begin_step(moment, moment)
     limit.look_back()
     assert not any(limit.keeps(n, MIB) for n in range(10))

@@ -21,7 +21,6 @@ N = 64
 OPTIONS: list[dict[str, Any]] = [
     {},
     {"codec": "zvc", "min_bytes": 0},
-    {"codec": "zvc", "min_bytes": 0},
     {"codec": "raw", "min_bytes": 0},
     {"fit": "min", "min_bytes": 0},
 ]

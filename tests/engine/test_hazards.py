@@ -25,9 +25,9 @@ MODIFIED = "has been modified by an inplace operation"
 N = 1 << 12
 
 
-@pytest.fixture(params=[0, 2], ids=["in line", "workers"])
-def swapping(request):
-    return lambda **more: cswap.swapping(**{**ALL, "workers": request.param, **more})
+@pytest.fixture
+def swapping():
+    return lambda **more: cswap.swapping(**{**ALL, **more})
 
 
 def leaf(*sizes, seed=0, dtype=torch.float32):

@@ -56,8 +56,6 @@ def held(forked):
     "options",
     [
         "{}",
-        pytest.param("{}", marks=pytest.mark.slow),
-        pytest.param('{"codec": "int8"}', marks=pytest.mark.slow),
         pytest.param('{"codec": "int8"}', marks=pytest.mark.slow),
     ],
 )
@@ -78,11 +76,10 @@ def layers(n, width=256):
     return nn.Sequential(*(m for _ in range(n) for m in (nn.Linear(width, width), nn.GELU())))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("codec", ["auto", "zvc", "raw"])
-def test_a_graph_that_is_dropped_without_a_backward_gives_everything_back(workers, codec):
+def test_a_graph_that_is_dropped_without_a_backward_gives_everything_back(codec):
     net, x = layers(3), torch.randn(512, 256)
-    with cswap.install(net, workers=workers, codec=codec, min_bytes=0) as handle:
+    with cswap.install(net, codec=codec, min_bytes=0) as handle:
         loss = net(x).sum()
         del loss
         gc.collect()
@@ -117,7 +114,7 @@ def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
 def test_encoders_memory_is_gone_when_backward_begins():
     net, x, seen = layers(3), torch.randn(512, 256), []
     # A device of its own: engines of one device share its scratch memory.
-    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=CpuDevice(0))
+    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=CpuDevice())
     with Swapping(engine):
         engine.begin_step()
         loss = net(x).sum()
@@ -210,7 +207,6 @@ def test_errors_that_are_kept_hold_no_frames(monkeypatch):
     with cswap.install(net, codec="damaged", min_bytes=0) as handle:
         for _ in range(3):
             loss = net(x).sum()
-            handle.engine.synchronize()  # a busy machine's worker may be late
             with pytest.raises(cswap.CorruptEncodingError, match="broken"):
                 loss.backward()
         del loss

@@ -14,6 +14,8 @@ from torch import nn
 import cswap
 from cswap.engine.order.plan_follower import PlanFollower
 from cswap.engine.replay.again_slot import AgainSlot
+from cswap.engine.saved import reclaim
+from cswap.engine.transfer import device_lanes
 from cswap.errors import ConfigError
 from cswap.plan import planner
 from cswap.plan.hardware import load_hardware
@@ -24,6 +26,7 @@ from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.recompute import modules_to_recompute
 from cswap.schema.executable import obstacles
 from cswap.schema.plan import Action, Decision, Plan
+from tests.devices.sim import SimDevice
 
 
 class Block(nn.Module):
@@ -219,15 +222,18 @@ def test_a_plan_computes_again_beside_a_window(options):
 
 
 @pytest.mark.parametrize(("prefetch", "hit"), [(0, False), (2, True), (None, True)])
-def test_swap_ins_start_when_the_plan_says(prefetch, hit):
+def test_swap_ins_start_when_the_plan_says(prefetch, hit, monkeypatch):
     model = make_model(n=8)
     plan = Plan(plan_of(model, codec="raw", prefetch=prefetch))
+    monkeypatch.setattr(device_lanes, "cpu_device", lambda: SimDevice(0, eager=True))
     with cswap.install(model, plan=plan, min_bytes=0) as handle:
+        reclaim._reclaimers.discard(handle.engine._state.reclaimer)  # the device is for one thread
         for _ in range(4):
             model.zero_grad()
             loss = model(X).square().sum()
             handle.engine.synchronize()
             loss.backward()
+    assert handle.stats.fallbacks == 0
     assert (handle.stats.prefetch_hits > 0) is hit
 
 

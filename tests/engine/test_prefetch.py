@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
-from cswap.config import SwapConfig
-from cswap.engine.engine import SwapEngine
 from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import StepOrder
 from cswap.engine.saved.aliases import make_token
@@ -168,15 +165,3 @@ def test_one_result_may_always_wait_and_counts_once():
     budget.remove(large)
     budget.remove(large)
     assert budget.fits(100)
-
-
-@pytest.mark.parametrize(("threads", "ahead"), [(1, 2), (4, 0), (8, 0)])
-def test_a_cpu_decodes_ahead_only_beside_a_free_core(threads, ahead, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)), raising=False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0))
-    engine.unpack(engine.pack(torch.zeros(1 << 12)))
-    lane = engine._state.lanes.of(torch.device("cpu"))
-    assert lane is not None
-    assert lane.ahead == ahead
-    engine.close()

@@ -63,14 +63,13 @@ def gradients(model, x):
 
 
 @pytest.mark.sampled
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("codec", ["auto", "zvc"])
-def test_gradients_are_bit_equal_and_less_is_held(workers, codec):
+def test_gradients_are_bit_equal_and_less_is_held(codec):
     model, x = blocks(), torch.randn(8, 64, 64)
     want = gradients(model, x)
     peaks = {}
     for remat in (False, True):
-        with cswap.install(model, min_bytes=0, workers=workers, codec=codec, remat=remat) as handle:
+        with cswap.install(model, min_bytes=0, codec=codec, remat=remat) as handle:
             for _ in range(4):
                 got = gradients(model, x)
                 assert all(map(torch.equal, got, want))

@@ -12,17 +12,17 @@ import torch
 from torch import nn
 
 import cswap
-from cswap.devices.cpu import CpuDevice
 from cswap.engine.saved import aliases
-from tests.engine.engines import assert_empty
+from cswap.hooks import Swapping
+from tests.engine.engines import assert_empty, engine_over_a_link
 
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
 N = 1 << 12
 
 
-@pytest.fixture(params=[0, 2], ids=["in line", "workers"])
-def swapping(request):
-    return lambda **more: cswap.swapping(**{**ALL, "workers": request.param, **more})
+@pytest.fixture
+def swapping():
+    return lambda **more: cswap.swapping(**{**ALL, **more})
 
 
 def test_statistics_that_batch_norm_writes_without_counting(swapping):
@@ -135,12 +135,9 @@ def test_nested_slices_share_where_they_may(swapping):
     assert engine.stats.deduplicated >= 2
 
 
-def test_a_leaf_that_is_saved_again_on_its_way_out_stays(monkeypatch):
-    # No thread ever, nor one that another test has started on the device that engines share.
-    monkeypatch.setattr(CpuDevice, "_start", lambda _self: True)
-    monkeypatch.setattr("cswap.engine.transfer.device_lanes.cpu_device", CpuDevice)
+def test_a_leaf_that_is_saved_again_on_its_way_out_stays():
     x = torch.randn(N, requires_grad=True)
-    with cswap.swapping(**ALL) as engine:
+    with Swapping(engine_over_a_link(0, **ALL)) as engine:
         y = x * x
         stats = engine.stats
         assert stats.kept_by_reason == {"wanted_early": 1}

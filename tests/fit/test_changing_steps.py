@@ -268,7 +268,7 @@ class Step:
 
 def options_of(draw):
     """Goals in nine of ten."""
-    options = {"min_bytes": draw.choice((0, 1024)), "workers": draw.choice((0, 1))}
+    options = {"min_bytes": draw.choice((0, 1024))}
     if draw.random() < 0.3:  # a tensor that can be computed again has no codec
         options["remat"] = False
     if draw.random() < 0.9:

@@ -187,7 +187,7 @@ BAD = [
     ({"budget": -1}, ConfigError, "budget=-1"),
     ({"budget": True}, ConfigError, "budget=True"),
     ({"keep_last": -1}, ConfigError, "keep_last=-1"),
-    ({"workers": "two"}, ConfigError, "workers='two'"),
+    ({"workers": 2}, ConfigError, "workers: no such option. Known: codec"),
     ({"verify": "maybe"}, ConfigError, "verify='maybe'"),
     ({"exclude": 3}, ConfigError, "exclude=3"),
     ({"spill_dir": "/nowhere/at/all"}, ConfigError, "existing, writable directory"),
@@ -296,13 +296,10 @@ def test_spilled_files_are_private_and_gone_afterwards(tmp_path):
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_without_room_on_the_host_the_log_says_that_tensors_stay(caplog, workers):
+def test_without_room_on_the_host_the_log_says_that_tensors_stay(caplog):
     net = model()
-    with cswap.install(net, host_limit=0, workers=workers, **ALL) as handle:
-        loss = net(X).square().sum()
-        handle.engine.synchronize()  # or backward may ask before the worker has come to any tensor
-        loss.backward()
+    with cswap.install(net, host_limit=0, **ALL):
+        net(X).square().sum().backward()
     said = "host_limit failed (full, and no spill_dir); such tensors stay on the device"
     assert sum(said in record.message for record in caplog.records) == 1
     assert "slower path" not in caplog.text

@@ -85,10 +85,10 @@ def test_an_exception_leaves_nothing_on_the_model(tmp_path, network, rows, untou
 
 def test_options_are_command_line_arguments():
     parser = transformers.HfArgumentParser(CswapArguments)
-    words = ["--cswap_lossy", "int8", "--cswap_budget", "2GiB", "--cswap_workers", "1"]
+    words = ["--cswap_lossy", "int8", "--cswap_budget", "2GiB", "--cswap_remat", "no"]
     (found,) = parser.parse_args_into_dataclasses(words)
     config = CswapCallback(found)._session.config
-    assert (config.lossy, config.budget, config.workers) == ("int8", 2 << 30, 1)
+    assert (config.lossy, config.budget, config.remat) == ("int8", 2 << 30, False)
     (found,) = parser.parse_args_into_dataclasses([])
     assert CswapCallback(found)._session.config.lossy == "off"
 

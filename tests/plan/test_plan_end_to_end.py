@@ -18,7 +18,7 @@ from cswap.plan.simulator.lifetimes import live_bytes
 
 MIN_BYTES = 1 << 14
 FAST = Hardware("fast link", 1 << 40, {"float32": Flops(1e11, 1e11)}, 1e11, 1e18, 1e18)
-"""Swapping in line, without workers, is over at once."""
+"""Swapping on a CPU, in the thread that computes, is over at once."""
 
 
 def loss(output):

@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import json
 import sys
-import time
 import traceback
 from datetime import timedelta
 from functools import partial
@@ -35,13 +34,11 @@ import cswap
 from cswap.advisor import live_costs
 from cswap.advisor.calibration import Calibration
 from cswap.codecs.traits import CodecRate
-from cswap.devices.cpu import CpuDevice
 from cswap.ranks import local_part
 
 WORLD, WAIT = 2, timedelta(seconds=90)
 STEPS, ROWS, WIDTH = 3, 128, 128
 FORCED: dict[str, Any] = {"codec": "zvc", "min_bytes": 0}
-LATE_S = 2e-3
 
 
 class Recorder(TorchDispatchMode):
@@ -220,19 +217,11 @@ def digest(tensors):
 
 @contextlib.contextmanager
 def uneven():
-    """Rank 1 measured other times than rank 0, and its workers are late."""
-    run = CpuDevice._run_job
+    """Rank 1 measured other times than rank 0."""
     times: dict[str, Any] = {"int8": CodecRate(1e5, 1e5)}
     measured = Calibration({}, times)
-
-    def late(self, event, stream):
-        if stream is self._beside:
-            time.sleep(LATE_S)
-        run(self, event, stream)
-
     with contextlib.ExitStack() as stack:
         if dist.get_rank() == 1:
-            stack.enter_context(patch.object(CpuDevice, "_run_job", late))
             stack.enter_context(patch.object(live_costs, "stored", lambda _kind: measured))
         yield
 

@@ -11,11 +11,13 @@ import torch
 
 import cswap
 from cswap.advisor.time_limit import BY_LIMIT
+from cswap.hooks import Swapping
 from cswap.report import explain
 from cswap.stats.counters import Counters
 from cswap.stats.keep_reasons import REASONS
 from cswap.stats.stats import CodecStats, Stats, notes
 from cswap.units import show_bytes
+from tests.engine.engines import engine_over_a_link
 
 MIB = 1 << 20
 SOURCES = [
@@ -106,35 +108,12 @@ def test_seconds_of_compiling_are_counted(monkeypatch):
     del y
 
 
-def test_what_is_dropped_while_it_is_encoded_is_counted():
-    import threading
-
-    from cswap.codecs.raw import Raw
-    from cswap.codecs.registry import _registered, register_codec
-
-    go, started = threading.Event(), threading.Event()
-
-    class Slow(Raw):
-        name = "slow-for-a-test"
-        verbatim = False
-
-        def encode_flat(self, x, out, *, key, stream):
-            if threading.current_thread() is not threading.main_thread():  # no warming up
-                started.set()
-                go.wait(10)
-            return super().encode_flat(x, out, key=key, stream=stream)
-
-    register_codec(Slow.name, Slow)
-    try:
-        with cswap.swapping(codec=Slow.name, min_bytes=0) as engine:
-            y = torch.randn(64, 64, requires_grad=True).exp()
-            assert started.wait(10)
-            del y
-            assert engine.stats.kept_bytes_by_reason == {"dropped": 64 * 64 * 4}
-        go.set()
-    finally:
-        go.set()
-        del _registered[Slow.name]
+def test_what_is_dropped_while_it_is_on_its_way_is_counted():
+    with Swapping(engine_over_a_link(0, codec="zvc", min_bytes=0)) as engine:
+        y = torch.randn(64, 64, requires_grad=True).exp()
+        del y
+        assert engine.stats.kept_bytes_by_reason == {"dropped": 64 * 64 * 4}
+        engine.synchronize()
     stats = engine.stats
     assert (stats.packed, stats.kept_by_reason) == (1, {"dropped": 1})
 

@@ -31,8 +31,8 @@ deterministic, and where there are several ranks (ranks.py), a tensor for which 
 chosen has the codec's values in any case: if it has stayed, it is encoded and decoded when it is
 asked for.
 
-Several threads may compute, and a device with a link runs callbacks on a thread of its choice. State
-changes under `lock`; no codec, no copy and no wait does.
+Several threads may compute, and a device with a link runs callbacks on a thread of its choice. A
+state changes under `lock`; no codec, no copy and no wait runs there.
 """
 
 from __future__ import annotations

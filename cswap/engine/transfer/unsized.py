@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cswap.devices.base import LinkDevice, Event
+    from cswap.devices.base import Event, LinkDevice
     from cswap.engine.transfer.staging import Staging
     from cswap.stats.counters import Counters
 

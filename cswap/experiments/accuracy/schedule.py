@@ -127,7 +127,6 @@ def train(task: Task, schedule: str, seed: int) -> dict[str, Any]:
     losses, encoded = [], 0.0
     for epoch, steps in enumerate(_parts(task.n_steps)):
         rates = SCHEDULES[schedule]
-        # Without workers every encode ends, so that all of its bytes are counted.
         name = f"zfp:{rates[epoch]}" if rates else ""
         handle = cswap.install(model, codec=name, remat=False) if rates else None
         for step in steps:
