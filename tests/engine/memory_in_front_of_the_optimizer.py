@@ -18,7 +18,7 @@ from torch import nn
 import cswap
 
 STEPS = 5
-SETTLES_S = 1.0  # a worker may be at an encode that nobody wants any more
+SETTLES_S = 1.0  # the thread that gives memory back looks now and then
 
 
 class Mallinfo2(ctypes.Structure):

@@ -8,6 +8,7 @@ import os
 import threading
 import weakref
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,15 +36,14 @@ if TYPE_CHECKING:
 
 SEEDS = range(12)
 SECTION_BYTES = 4096
-DEVICES: dict[str, Callable[[], Any]] = {
-    "cpu": CpuDevice,
-    **{f"sim{s}": (lambda s=s: SimDevice(s, eager=True)) for s in SEEDS},
+OVER_A_LINK: dict[str, Callable[[], Any]] = {
+    **{f"sim{s}": partial(SimDevice, s, eager=True) for s in SEEDS},
     **{
-        f"sections{s}": (lambda s=s: SimDevice(s, eager=True, section_bytes=SECTION_BYTES))
+        f"sections{s}": partial(SimDevice, s, eager=True, section_bytes=SECTION_BYTES)
         for s in SEEDS
     },
 }
-OVER_A_LINK = {name: make for name, make in DEVICES.items() if name != "cpu"}
+DEVICES: dict[str, Callable[[], Any]] = {"cpu": CpuDevice, **OVER_A_LINK}
 N = 5000
 NO_LANE: Any = None  # executors know none
 

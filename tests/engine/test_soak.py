@@ -67,7 +67,7 @@ def test_nothing_grows(tmp_path, codec):
         stats = handle.stats
         after, deadline = held(tmp_path, handle.engine), time.monotonic() + 20
         while any(after[k] > before[k] for k in before) and time.monotonic() < deadline:
-            handle.engine.collect()  # a worker may be at a tensor that nobody wants any more
+            handle.engine.collect()  # engines' own thread may be at a tensor
             after = held(tmp_path, handle.engine)
     assert stats.swapped > STEPS
     assert stats.disk_bytes == 0

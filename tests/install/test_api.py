@@ -238,7 +238,6 @@ def test_a_disk_that_is_full_costs_memory_not_gradients(tmp_path, monkeypatch):
     net = model()
     expected = grads(net, X)
     monkeypatch.setattr(os, "write", full)
-    # In line: beside the computation, backward may want every tensor before it is on its way.
     with cswap.install(net, host_limit=0, spill_dir=tmp_path, **ALL) as handle:
         assert equal(grads(net, X), expected)
         handle.engine.synchronize()
