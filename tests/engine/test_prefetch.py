@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -9,7 +10,9 @@ import torch
 from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import StepOrder
 from cswap.engine.saved.aliases import make_token
+from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.ready_budget import ReadyBudget
+from tests.engine.engines import engine_over_a_link
 
 NO_LANE: Any = None  # nothing here moves a tensor
 
@@ -165,3 +168,15 @@ def test_one_result_may_always_wait_and_counts_once():
     budget.remove(large)
     budget.remove(large)
     assert budget.fits(100)
+
+
+def test_tensors_of_a_device_without_a_link_are_passed_over():
+    engine = engine_over_a_link(0, codec="raw", min_bytes=0)
+    packed: list[Any] = [engine.pack(torch.randn(1 << 12)) for _ in range(3)]
+    engine.synchronize()
+    between = packed[1].token
+    lane, between.lane = between.lane, SimpleNamespace(ahead=0)
+    engine.unpack(packed[2])
+    between.lane = lane
+    states = [one.token.handle.state for one in packed]
+    assert states == [State.READY, State.STORED, State.STORED]

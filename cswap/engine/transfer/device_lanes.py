@@ -51,8 +51,7 @@ class Lane:
         device: the device.
         host: its host tier.
         executor: moves handles of this device.
-        ahead: tensors that may be decoded ahead, unless a plan says how many; 0: none ever, since
-            there is no link.
+        ahead: tensors that may be decoded ahead, unless a plan says how many; 0: no link, none.
         ready: bounds the memory that is decoded ahead; to be used under the engine's lock.
         min_bytes: smaller tensors stay.
         may_capture: whether the device can record the work that it runs, as CUDA graphs do.

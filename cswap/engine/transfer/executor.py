@@ -228,7 +228,7 @@ class Executor(abc.ABC):
         if handle.unpacked == 0:
             self._counters.hits.append(handle.prefetched)
         if ahead is not None and ahead.flat is not None:  # goes at the end of this call
-            self._let_go_after(ahead)
+            self._device.join(ahead.decoded, ahead.issued)
         if event is not None:
             self._device.join(event)
             if event.error is not None:
@@ -245,10 +245,6 @@ class Executor(abc.ABC):
             owner.result = None
         return self._ahead.pop(id(handle), None)
 
-    def _let_go_after(self, ahead: Ahead | None) -> None:
-        if ahead is not None:
-            self._device.join(ahead.decoded, ahead.issued)
-
     def _demand(self, handle: Handle, *, again: bool) -> torch.Tensor:
         # Not prefetched: this thread decodes. So may another one at the same time, into memory of
         # its own; nobody waits for the other.
@@ -259,7 +255,7 @@ class Executor(abc.ABC):
             result = self._resources.recompute(owner.remat)
         else:
             result = self._fetch(handle)
-        decoded = self._device.now()
+        decoded = None if self._device.unified else self._device.now()
         with self._lock:
             if handle.state is not State.STORED:  # another thread has brought it back, too
                 return result
@@ -307,7 +303,8 @@ class Executor(abc.ABC):
                     return
                 self._move(handle, State.STORED)
                 ahead = self._forget(handle)
-            self._let_go_after(ahead)
+            if ahead is not None:
+                self._device.join(ahead.decoded, ahead.issued)
         except BaseException:
             self._device.drain()  # a side stream may be writing memory that nobody holds now
             raise
@@ -326,7 +323,8 @@ class Executor(abc.ABC):
                     ahead = self._ahead.pop(id(handle), None)
                 else:  # tests release tensors that they still hold
                     ahead, owner.source = self._forget(handle), None
-            self._let_go_after(ahead)
+            if ahead is not None:
+                self._device.join(ahead.decoded, ahead.issued)
         except BaseException:
             self._device.drain()  # see `drop_result`
             raise

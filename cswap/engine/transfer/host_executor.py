@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
+from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.layout import bytes_of, copy_bytes, unflatten_into
 from cswap.codecs.registry import get_codec
 from cswap.engine.transfer.executor import Executor
@@ -46,6 +47,7 @@ class HostExecutor(Executor):
         """Args: resources: of the device."""
         super().__init__(resources)
         self.in_line = InLine(resources)
+        self._stream = resources.device.in_line
 
     # -------------------------------------------------------------------- out
 
@@ -66,7 +68,7 @@ class HostExecutor(Executor):
 
     def _leave(self, handle: Handle, section: Section, x: torch.Tensor) -> None:
         while handle.state is State.LEAVING:
-            codec, raw = section.codec, get_codec("raw")
+            codec = section.codec
             try:
                 stored = self._encode(handle, section, x)
             except _NoRoomError as full:
@@ -74,6 +76,7 @@ class HostExecutor(Executor):
             except MemoryError as error:  # raw would want as much
                 self._keep(handle, "memory", error)
             except Exception as error:
+                raw = get_codec("raw")
                 if codec is raw:
                     self._keep(handle, "raw:encode", error)
                 else:
@@ -87,7 +90,9 @@ class HostExecutor(Executor):
         if codec.verbatim:
             stored = self._store(section, x, x.nbytes)
         else:
-            key = section.key(self._resources.seed, handle.position, handle.step)
+            key = DEFAULT_KEY
+            if not codec.lossless:
+                key = section.key(self._resources.seed, handle.position, handle.step)
             scratch, nbytes = self.in_line.encoded(x, codec, key)
             stored = self._store(section, scratch, nbytes)
             self.in_line.keep(scratch)
@@ -170,11 +175,12 @@ class HostExecutor(Executor):
     def _decode(self, handle: Handle, out: torch.Tensor, result: torch.Tensor) -> None:
         section = handle.sections[0]
         codec, nbytes = section.codec, section.nbytes
-        payload = self._payload(section)
+        host = section.host
+        payload = self._read(section) if host is None else host[:nbytes]
         start_s = _now()
         if section.checked == "payload" and checksum(payload) != section.checksum:
             raise CorruptEncodingError(DAMAGED.format(codec.name, nbytes))
-        codec.decode_flat(payload, out, stream=self._device.in_line)
+        codec.decode_flat(payload, out, stream=self._stream)
         if section.checked == "source" and checksum(out) != section.checksum:
             raise CorruptEncodingError(DAMAGED.format(codec.name, nbytes))
         if handle.gathered:
@@ -187,10 +193,7 @@ class HostExecutor(Executor):
             name = "copy in" if codec.verbatim else "decode"
             self._resources.draw(name, "codec", handle, section, (start_s, end_s), nbytes)
 
-    def _payload(self, section: Section) -> torch.Tensor:
-        host = section.host
-        if host is not None:
-            return host if host.numel() == section.nbytes else host[: section.nbytes]
+    def _read(self, section: Section) -> torch.Tensor:
         disk = self._resources.disk
         if section.file is None or disk is None:
             raise InternalError("a stored section has neither host memory nor a file")
