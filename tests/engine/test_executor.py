@@ -461,10 +461,10 @@ class Held(Failing):
         return nbytes
 
 
-@pytest.fixture
-def encoding():
+@pytest.fixture(params=[None, 0], ids=["host", "disk"])
+def encoding(request, disk):
     """A tensor that another thread encodes: its bench, its handle, what lets that thread go on."""
-    bench, codec = Bench(CpuDevice()), Held()
+    bench, codec = Bench(CpuDevice(), limit=request.param, disk=disk), Held()
     handle = bench.handle(values())
     thread = threading.Thread(
         target=bench.executor.swap_out, args=(handle, handle.source, codec), daemon=True
@@ -487,8 +487,9 @@ def test_wanted_while_another_thread_encodes_it_it_stays(encoding):
     go_on()
     assert handle.state is State.KEPT
     assert same(memory, values())
-    assert bench.stats().kept_by_reason == {"wanted_early": 1}
-    assert bench.host.in_use_bytes == 0
+    stats = bench.stats()
+    assert stats.kept_by_reason == {"wanted_early": 1}
+    assert (stats.host_bytes, stats.disk_bytes, bench.host.in_use_bytes) == (0, 0, 0)
 
 
 def test_modified_while_another_thread_encodes_it_it_stays(encoding):
@@ -496,8 +497,9 @@ def test_modified_while_another_thread_encodes_it_it_stays(encoding):
     handle.source.add_(1)
     go_on()
     assert handle.state is State.KEPT
-    assert bench.stats().kept_by_reason == {"modified": 1}
-    assert bench.host.in_use_bytes == 0
+    stats = bench.stats()
+    assert stats.kept_by_reason == {"modified": 1}
+    assert (stats.host_bytes, stats.disk_bytes, bench.host.in_use_bytes) == (0, 0, 0)
 
 
 def test_what_another_thread_encodes_is_settled_when_that_is_done(encoding):

@@ -32,7 +32,7 @@ __all__ = ["machine"]
 
 STEPS = 28
 WIDTH = 32
-DEFAULT_SEEDS = (0, 3, 9, 14, 15)
+DEFAULT_SEEDS = (4, 5, 10, 11, 14)
 """Programs in which slots take many tensors before and between the changes, and one without."""
 SLOW_SEEDS = 80
 
