@@ -32,7 +32,6 @@ def test_after_a_swap_to_the_disk(tmp_path):
     options = {"codec": "raw", "min_bytes": 0, "host_limit": 0, "spill_dir": tmp_path}
     with cswap.swapping(**options) as engine:
         packed = engine.pack(x)
-        engine.synchronize()
         assert engine.stats.disk_bytes
         engine.unpack(packed)
     assert x.untyped_storage().resizable()

@@ -102,10 +102,9 @@ def test_a_wrong_bound_is_a_failure_of_the_codec(x, expected, bound):
 def run_with(codec, x, expected):
     engine = engine_with(codec)
     assert torch.equal(gradient(engine, x), expected)
-    engine.synchronize()
     stats = engine.stats
     assert set(stats.fallbacks_by_reason) <= {f"{codec.name}:encode"}
-    assert stats.fallbacks + stats.kept_by_reason.get("wanted_early", 0) >= 4
+    assert stats.fallbacks >= 4
     assert set(stats.by_codec) <= {"raw"}
     assert_empty(engine)
 
@@ -174,7 +173,6 @@ def test_a_graph_survives_an_interrupt_in_its_backward(x):
     engine = engine_with(Interrupted())
     with Swapping(engine):
         y = (x * 2).sin().sum()
-    engine.synchronize()
     with pytest.raises(KeyboardInterrupt):
         torch.autograd.grad(y, x, retain_graph=True)
     (found,) = torch.autograd.grad(y, x)

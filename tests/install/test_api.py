@@ -43,8 +43,7 @@ def test_install_on_a_model_swaps_what_it_saves_until_removed():
     handle = cswap.install(net, **ALL)
     for _ in range(3):
         assert equal(grads(net, X), expected)
-    swapped = handle.stats.swapped + handle.stats.kept_by_reason.get("wanted_early", 0)
-    assert swapped >= 3
+    assert handle.stats.swapped >= 3
     handle.remove()
     handle.remove()
     packed = handle.stats.packed
@@ -240,7 +239,6 @@ def test_a_disk_that_is_full_costs_memory_not_gradients(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "write", full)
     with cswap.install(net, host_limit=0, spill_dir=tmp_path, **ALL) as handle:
         assert equal(grads(net, X), expected)
-        handle.engine.synchronize()
     assert handle.stats.fallbacks >= 1
     assert set(handle.stats.fallbacks_by_reason) == {"disk"}
 

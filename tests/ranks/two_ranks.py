@@ -198,7 +198,6 @@ def equals(train_with):
 
 
 def ended(handle):
-    handle.engine.synchronize()
     stats = handle.stats
     handle.remove()
     return stats
@@ -328,7 +327,6 @@ def gathered():
     with cswap.install(model, **FORCED) as handle:
         for step in range(rank + 1):
             one_backward(model, step, rank)
-        handle.engine.synchronize()
         everywhere = cswap.gather_stats(handle)
         try:
             of_first: object = [s.packed for s in cswap.gather_stats(handle, first)]
