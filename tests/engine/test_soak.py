@@ -26,6 +26,11 @@ def net():
     )  # fmt: skip
 
 
+def has_memory(x):
+    """Pools also keep buffers whose memory they have given back (cswap/emptied_buffers.py)."""
+    return x.untyped_storage().nbytes() > 0
+
+
 def held(folder, engine):
     # Pools keep idle buffers, of as many sizes as encodings have had by chance. The guard keeps the
     # handles of the last step; those that had left have a tensor without elements, which counts
@@ -34,7 +39,7 @@ def held(folder, engine):
     gc.collect()
     return {
         "handles": sum(type(o) is Handle for o in gc.get_objects()),
-        "tensors": sum(type(o) is torch.Tensor and o.numel() > 0 for o in gc.get_objects()),
+        "tensors": sum(type(o) is torch.Tensor and has_memory(o) for o in gc.get_objects()),
         "files": len(list(folder.rglob("*"))),
         "threads": threading.active_count(),
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
