@@ -163,7 +163,7 @@ def install(
 
     >>> import cswap, torch
     >>> model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())
-    >>> with cswap.install(model, min_bytes=0, codec="zvc", workers=0) as handle:
+    >>> with cswap.install(model, min_bytes=0, codec="zvc") as handle:
     ...     model(torch.randn(32, 64)).sum().backward()
     >>> handle.stats.swapped > 0
     True

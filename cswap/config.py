@@ -41,9 +41,6 @@ LEAST: Final = "min"
 DEVICE: Final = "device"
 """Value of ``fit`` that gives a step the memory of its device."""
 
-MOST_WORKERS: Final = 1024
-"""Largest number of worker threads."""
-
 MOST_NAME: Final = 255
 """Longest name of a codec, in characters: a stream's header has one byte for its length."""
 
@@ -79,17 +76,12 @@ def _parse_optional_bytes(value: Any, name: str) -> int | None:
     return None if value is None else parse_bytes(value, name)
 
 
-def _parse_count(value: Any, name: str, most: int = MOST_COUNT) -> int:
+def _parse_count(value: Any, name: str) -> int:
     if isinstance(value, str) and _COUNT.fullmatch(value):
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
-        bounds = ">= 0" if most == MOST_COUNT else f"from 0 to {most}"
-        raise ConfigError(f"{name}={shown(value)}: must be an integer {bounds}.")
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_COUNT:
+        raise ConfigError(f"{name}={shown(value)}: must be an integer >= 0.")
     return value
-
-
-def _parse_workers(value: Any, name: str) -> int | None:
-    return None if value is None else _parse_count(value, name, MOST_WORKERS)
 
 
 def _parse_bool(value: Any, name: str) -> bool:
@@ -234,7 +226,6 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "exclude": _parse_selectors,
     "include": _parse_selectors,
     "recompute": _parse_selectors,
-    "workers": _parse_workers,
     "seed": _parse_count,
     "remat": _parse_bool,
     "verify": _parse_bool,
@@ -281,9 +272,6 @@ class SwapConfig:
             other, the outermost. Their forwards may only compute: one that changes a buffer or an
             attribute is an error in the first steps. Needs a model. cswap itself recomputes single
             operators only (``remat``).
-        workers: threads that encode and decode beside the computation on a CPU; with 0, the
-            training's own thread does it. Default: the cores that torch leaves, at most four; with
-            ``spill_dir`` at least one.
         seed: of stochastic rounding; the same seed gives the same bytes.
         remat: compute a saved tensor again instead of storing it, where a cheap operator made it
             from tensors that are held anyway. Every bit is the same. Not with another ``policy``
@@ -326,7 +314,6 @@ class SwapConfig:
     exclude: Any = ()
     include: Any = ()
     recompute: Any = ()
-    workers: int | None = None
     seed: int = 0
     remat: bool = True
     verify: bool = False

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Final
 
@@ -21,21 +20,17 @@ if TYPE_CHECKING:
 MOST_TOLD: Final = 3
 """Selectors of one option that are named."""
 
-THREADS_PER_CORE: Final = 4
-"""Worker threads per core above which a number of workers looks like a mistake."""
-
 MOST_NAMES: Final = 2000
 """Modules among which the nearest name is looked for."""
 
 
 def tell_of_options(config: SwapConfig, model: nn.Module | None) -> None:
-    """Log which options have no effect on this model and this machine.
+    """Log which options have no effect on this model.
 
     Args:
         config: of the engine.
         model: that it is installed on; None: everything that the thread saves.
     """
-    _tell_of_workers(config)
     _tell_of_budget(config, model)
     paths = dict(() if model is None else model.named_modules())
     for name, selectors in _selectors(config):
@@ -43,16 +38,6 @@ def tell_of_options(config: SwapConfig, model: nn.Module | None) -> None:
             log.warning("%s has no effect without a model: call install(model, ...).", name)
         else:
             _tell_of_selectors(name, selectors, paths)
-
-
-def _tell_of_workers(config: SwapConfig) -> None:
-    cores = os.cpu_count() or 1
-    if config.workers is not None and config.workers > THREADS_PER_CORE * cores:
-        log.warning(
-            "workers=%d: this machine has %d cores; threads beyond them take memory and gain "
-            "nothing. Leave workers= out, or name at most %d.",
-            *(config.workers, cores, cores),
-        )
 
 
 def _tell_of_budget(config: SwapConfig, model: nn.Module | None) -> None:

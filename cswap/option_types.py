@@ -34,7 +34,6 @@ class SwapOptions(TypedDict, total=False):
     exclude: Selectors
     include: Selectors
     recompute: Selectors
-    workers: int | None
     seed: int
     remat: bool
     verify: bool

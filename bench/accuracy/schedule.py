@@ -120,9 +120,8 @@ def train(task: Task, schedule: str, seed: int, on_step: Callable[[], object]) -
     losses, encoded = [], 0.0
     for epoch, steps in enumerate(_parts(task.n_steps)):
         rates = SCHEDULES[schedule]
-        # Without workers every encode ends, so that all of its bytes are counted.
         name = f"zfp:{rates[epoch]}" if rates else ""
-        handle = cswap.install(model, codec=name, workers=0, remat=False) if rates else None
+        handle = cswap.install(model, codec=name, remat=False) if rates else None
         for step in steps:
             for group in optimizer.param_groups:
                 group["lr"] = task.lr(step)

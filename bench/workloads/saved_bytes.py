@@ -93,7 +93,7 @@ class SavedBytes:
         self._held = held
         self._live: dict[int, int] = {}  # address of the storage's C++ object -> its bytes
         # Reentrant, because a storage may die within a garbage collection that _note triggers. A
-        # storage may also die on a worker's thread that holds an engine's lock. So no code may call
+        # storage may also die on another thread that holds an engine's lock. So no code may call
         # an engine while it holds this lock: that could deadlock.
         self._lock = threading.RLock()
         self._start_s = time.perf_counter()

@@ -45,7 +45,7 @@ class CodecTimes:
     """Times of a codec on this machine.
 
     Attributes:
-        encode: model of the encode's time; on a CPU, by one worker thread.
+        encode: model of the encode's time; on a CPU, by one thread.
         decode: model of the decode's time.
         scratch_per_byte: bytes of working memory per raw byte.
     """

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec, Stream
 
 ONE_THREAD: Final = CpuStream(1)
-"""One thread, as the engine's workers run codecs."""
+"""One thread, so that the cores of a machine do not count."""
 
 
 def round_trip(
@@ -28,7 +28,7 @@ def round_trip(
         codec: the codec.
         x: the values.
         repeat: number of round trips.
-        all_threads: on a CPU, use all threads instead of one, as a worker does.
+        all_threads: on a CPU, use all threads instead of one.
     """
     out = torch.zeros(codec.bound(x.dtype, x.numel()), dtype=torch.uint8, device=x.device)
     back = torch.zeros_like(x)

@@ -251,7 +251,7 @@ class SiteMemory:
 
     def explained(self) -> Explanation:
         """The last decision with its measured outcome."""
-        seen = self._seen.copy()  # a snapshot: workers add to it meanwhile
+        seen = self._seen.copy()  # a snapshot: other threads add to it meanwhile
         measured = tuple(
             Measured(codec, ratio, device_s, int(count))
             for codec, (ratio, device_s, count, _) in seen.items()

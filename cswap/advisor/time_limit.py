@@ -117,14 +117,12 @@ class Moment(NamedTuple):
         at_s: monotonic time.
         leaving_s: in the hooks, for tensors that leave.
         staying_s: in the hooks, for tensors that stay.
-        beside_s: of workers, beside the computation.
         saved: number of tensors that were saved until then.
     """
 
     at_s: float
     leaving_s: float
     staying_s: float
-    beside_s: float
     saved: int = 0
 
 
@@ -214,12 +212,10 @@ class TimeLimit:
 
     def _measure(self, began: Moment, begins: Moment, ended: Moment) -> None:
         if ended.at_s > began.at_s:
-            at_s, leaving_s, staying_s, beside_s, saved = (
-                b - a for a, b in zip(began, ended, strict=True)
-            )
+            at_s, leaving_s, staying_s, saved = (b - a for a, b in zip(began, ended, strict=True))
             self._last_step_s = max(at_s - leaving_s - staying_s, 0.0)
             others_s = staying_s + UNSEEN_S * saved
-            self._steps.append((self._last_step_s, leaving_s + beside_s, others_s))
+            self._steps.append((self._last_step_s, leaving_s, others_s))
         elif self._last_step_s and begins.leaving_s == began.leaving_s:
             # Backward is noticed where a tensor comes back. Here all of them stayed.
             others_s = begins.staying_s - began.staying_s + UNSEEN_S * (begins.saved - began.saved)

@@ -2,8 +2,8 @@
 
 Note [where default rates come from]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-CPU rates of the built-in codecs: one thread on float32 (int64 for ``bitpack``), as a worker runs
-them, on ReLU or GELU activations, whichever is slower; ``raw`` at memcpy's rate. Source:
+CPU rates of the built-in codecs: one thread on float32 (int64 for ``bitpack``), on ReLU or GELU
+activations, whichever is slower; ``raw`` at memcpy's rate. Source:
 bench/results/cpu/codecs-worker.json. CUDA rates were not measured. They are upper bounds computed
 from the kernels' machine code for an A100, float32 (int64 for ``bitpack``), rounded down to two
 digits. Source: bench/results/cpu/kernels.json. Only the order of magnitude matters. A calibration

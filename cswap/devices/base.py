@@ -1,10 +1,13 @@
 """The contract of a device: operations that the executor needs of hardware, no more.
 
+There are two kinds. Where host memory is the device's own (a CPU), whoever calls does the work. A
+device with a link runs it as jobs (`LinkDevice`).
+
 Note [order on a device]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 Work is submitted as jobs. A job runs after the events that it names in ``after`` have fired, and
-after nothing else: two jobs on one stream may overlap (CPU workers do), so every dependency is an
-event, spelled out. CUDA streams give more order than that; nothing may rely on it.
+after nothing else, so every dependency is an event, spelled out. CUDA streams give more order than
+that; nothing may rely on it.
 
 The host may be far ahead of the device. A job of a GPU has only issued its work when `submit`
 returns. So an order is never kept by waiting on the host: it is written down for the device.
@@ -68,10 +71,7 @@ class Event(Protocol):
 
     @property
     def elapsed_s(self) -> float:
-        """Seconds that the job took on the device; 0.0 if that was not measured.
-
-        On a CPU they are of the core that ran it: a job that waits for a core takes no time.
-        """
+        """Seconds that the job took on the device; 0.0 if that was not measured."""
         ...
 
     @property
@@ -85,81 +85,22 @@ class Event(Protocol):
 
 
 class Device(abc.ABC):
-    """Streams, events, memory and copies of one device.
+    """Memory of one device.
 
     Attributes:
         kind: "cpu", "cuda" or "sim".
-        unified: whether encodings can be decoded right where the host store keeps them.
+        unified: whether host memory is the device's own: encodings are made in the thread that
+            saves a tensor, and decoded right where the host store keeps them. Else it is a
+            `LinkDevice`.
         section_bytes: larger tensors are swapped in sections of this size, so that the encode of
             one and the copy of another overlap; None: in one piece.
-        backlog_bytes: bound on the tensors that wait for an encode or a copy, and on the scratch
-            memory of those. On a CPU the computing thread encodes itself past it.
-        ready_bytes: results may be decoded this far ahead of their use.
-        overlaps: whether jobs of roles other than "compute" run beside the computation.
+        ready_bytes: of decoded memory that may wait to be asked for (again).
     """
 
     kind: str
     unified: bool
     section_bytes: int | None = None
-    backlog_bytes: int
     ready_bytes: int
-    overlaps: bool
-
-    @abc.abstractmethod
-    def submit(
-        self,
-        job: Callable[[Stream], None],
-        *,
-        role: Role,
-        after: tuple[Event, ...] = (),
-        measure: bool = False,
-    ) -> Event:
-        """Run ``job(stream)`` on the stream of that role once ``after`` has fired.
-
-        ``measure``: how long it takes on the device is to be known afterwards. A CPU always knows.
-
-        On a CPU, role "compute" runs the job before this returns. An exception of the job is kept
-        in the event's ``error``, without its frames, and not raised here. An interrupt of a job
-        that runs here (KeyboardInterrupt, or anything else that is no `Exception`) is raised; the
-        event then need not fire.
-        """
-
-    def copy(
-        self,
-        target: torch.Tensor,
-        source: torch.Tensor,
-        nbytes: int,
-        *,
-        role: Role,
-        after: tuple[Event, ...],
-    ) -> Event:
-        """Copy the first bytes of contiguous tensors, as a job: see `submit`."""
-        return self.submit(lambda _: copy_bytes(target, source, nbytes), role=role, after=after)
-
-    @abc.abstractmethod
-    def when(self, event: Event, callback: Callable[[], None]) -> None:
-        """Call ``callback`` on the host after the event has fired; at once if it already has."""
-
-    def pump(self) -> None:  # noqa: B027
-        """Run the callbacks whose events have fired, if no other thread is at it."""
-
-    @abc.abstractmethod
-    def wait(self, event: Event) -> None:
-        """Block the host until the event has fired and the callbacks given so far have run."""
-
-    @abc.abstractmethod
-    def now(self) -> Event:
-        """An event that fires when the computation issued so far by this thread has run."""
-
-    @abc.abstractmethod
-    def join(self, event: Event, at: Event | None = None) -> None:
-        """Let computation issued from here on run after the event; on a CPU: wait for it.
-
-        Args:
-            event: of a job.
-            at: computation of the stream that this event of `now` was taken of; default: of this
-                thread's.
-        """
 
     @abc.abstractmethod
     def allocate(
@@ -197,22 +138,32 @@ class Device(abc.ABC):
     def trim(self, idle_bytes: int) -> None:  # noqa: B027
         """Let go of scratch memory that is idle, but for so many bytes."""
 
+    def now(self) -> Event | None:
+        """An event that fires when the computation issued so far by this thread has run.
+
+        None: it has, as on a CPU.
+        """
+        return None
+
+    def join(self, event: Event, at: Event | None = None) -> None:  # noqa: B027
+        """Let computation issued from here on run after the event.
+
+        Args:
+            event: of `now`, or of a job.
+            at: computation of the stream that this event of `now` was taken of; default: of this
+                thread's.
+        """
+
+    def pump(self) -> None:  # noqa: B027
+        """Run the callbacks whose events have fired, if no other thread is at it."""
+
     def drain(self) -> None:  # noqa: B027
         """Block until all work submitted so far has run, callbacks included."""
-
-    def side_streams(self) -> SideStreams | None:
-        """Its streams, if work can be issued on them without jobs; None: it cannot."""
-        return None
 
     @property
     def in_line(self) -> Stream | None:
         """For codecs that the computing thread runs itself; None: the current stream."""
         return None
-
-    @property
-    def lost_jobs(self) -> int:
-        """Jobs that their thread did not finish, and that another one ran."""
-        return 0
 
     @property
     def scratch_bytes(self) -> int:
@@ -232,23 +183,9 @@ class Device(abc.ABC):
         """Damage that decodes of any engine have met and could not raise, in words; it grows."""
         return ()
 
-    def has_room(self, nbytes: int) -> bool:
-        """Whether so much memory may be used to decode ahead; a guess."""
-        return True
-
     def allocated_bytes(self) -> int | None:
         """Bytes of the device's memory that tensors occupy, ours or not; None if nobody counts."""
         return None
-
-    def scratch_in_use_bytes(self) -> int:
-        """Bytes of scratch memory that have not been given back.
-
-        That is what encodings hold whose size is not known yet.
-        """
-        return 0
-
-    def bound_scratch(self, nbytes: int) -> None:  # noqa: B027
-        """Rather wait on the device for scratch memory that is free later than hold more of it."""
 
     def relieve_by(self, give_back: Callable[[], None]) -> None:  # noqa: B027
         """When memory is short, call this bound method; it is held weakly."""
@@ -266,6 +203,82 @@ class Device(abc.ABC):
         Raises:
             MemoryError: the host has no such memory left.
         """
+
+
+class LinkDevice(Device):
+    """Streams, events, memory and copies of a device with a link.
+
+    Attributes:
+        backlog_bytes: bound on the tensors that wait for an encode or a copy, and on the scratch
+            memory of those.
+    """
+
+    unified = False
+    backlog_bytes: int
+
+    @abc.abstractmethod
+    def submit(
+        self,
+        job: Callable[[Stream], None],
+        *,
+        role: Role,
+        after: tuple[Event, ...] = (),
+        measure: bool = False,
+    ) -> Event:
+        """Run ``job(stream)`` on the stream of that role once ``after`` has fired.
+
+        ``measure``: how long it takes on the device is to be known afterwards.
+
+        An exception of the job is kept in the event's ``error``, without its frames, and not raised
+        here. An interrupt of a job that runs here (KeyboardInterrupt, or anything else that is no
+        `Exception`) is raised; the event then need not fire.
+        """
+
+    def copy(
+        self,
+        target: torch.Tensor,
+        source: torch.Tensor,
+        nbytes: int,
+        *,
+        role: Role,
+        after: tuple[Event, ...],
+    ) -> Event:
+        """Copy the first bytes of contiguous tensors, as a job: see `submit`."""
+        return self.submit(lambda _: copy_bytes(target, source, nbytes), role=role, after=after)
+
+    @abc.abstractmethod
+    def when(self, event: Event, callback: Callable[[], None]) -> None:
+        """Call ``callback`` on the host after the event has fired; at once if it already has."""
+
+    @abc.abstractmethod
+    def wait(self, event: Event) -> None:
+        """Block the host until the event has fired and the callbacks given so far have run."""
+
+    @abc.abstractmethod
+    def now(self) -> Event:
+        """See `Device.now`."""
+
+    @abc.abstractmethod
+    def join(self, event: Event, at: Event | None = None) -> None:
+        """See `Device.join`."""
+
+    def side_streams(self) -> SideStreams | None:
+        """Its streams, if work can be issued on them without jobs; None: it cannot."""
+        return None
+
+    def has_room(self, nbytes: int) -> bool:
+        """Whether so much memory may be used to decode ahead; a guess."""
+        return True
+
+    def scratch_in_use_bytes(self) -> int:
+        """Bytes of scratch memory that have not been given back.
+
+        That is what encodings hold whose size is not known yet.
+        """
+        return 0
+
+    def bound_scratch(self, nbytes: int) -> None:
+        """Rather wait on the device for scratch memory that is free later than hold more of it."""
 
 
 def without_memory(made: object) -> UnsupportedError:

@@ -24,7 +24,7 @@ import torch
 
 from cswap import cuda_streams
 from cswap.codecs import gpu
-from cswap.devices.base import FLAT, Device, Event, Role
+from cswap.devices.base import FLAT, Event, LinkDevice, Role
 from cswap.devices.cuda_callbacks import COALESCE_S, Callbacks, allow_during_capture
 from cswap.devices.cuda_events import CudaEvent, Gone, cuda_event
 from cswap.devices.cuda_memcpy import INFERRED, memcpy_async
@@ -61,13 +61,12 @@ ASK_EVERY: Final = 32
 """Questions for room between two looks at the allocator, which take longer than a launch."""
 
 
-class CudaDevice(Device):
+class CudaDevice(LinkDevice):
     """One GPU. Thread-safe: autograd calls unpack from threads of its own."""
 
     kind = "cuda"
     unified = False
     section_bytes = 64 << 20
-    overlaps = True
 
     def __init__(self, index: int) -> None:
         """Args: index: torch's index of the device."""
@@ -102,7 +101,7 @@ class CudaDevice(Device):
     def submit(
         self, job: Job, *, role: Role, after: tuple[Event, ...] = (), measure: bool = False
     ) -> Event:
-        """See `Device.submit`. The job only issues work, on the thread that submits it."""
+        """See `LinkDevice.submit`. The job only issues work, on the thread that submits it."""
         stream = self._streams.get(role)
         if stream is None:
             return self._issue(job, cuda_streams.current(self.index), after, measure)
@@ -139,7 +138,7 @@ class CudaDevice(Device):
         role: Role,
         after: tuple[Event, ...],
     ) -> Event:
-        """See `Device.copy`."""
+        """See `LinkDevice.copy`."""
         memcpy = memcpy_async()
         if memcpy is None:
             target, source = target.view(-1), source.view(-1)
@@ -158,7 +157,7 @@ class CudaDevice(Device):
         return event
 
     def when(self, event: Event, callback: Callable[[], None]) -> None:
-        """See `Device.when`."""
+        """See `LinkDevice.when`."""
         self._callbacks.add(_own(event), callback)
 
     def pump(self) -> None:
@@ -166,7 +165,7 @@ class CudaDevice(Device):
         self._callbacks.run_due()
 
     def wait(self, event: Event) -> None:
-        """See `Device.wait`."""
+        """See `LinkDevice.wait`."""
         own = _own(event)
         own.recorded.synchronize()
         while own.pending > 0:
@@ -238,7 +237,7 @@ class CudaDevice(Device):
         return event
 
     def side_streams(self) -> SideStreams | None:
-        """See `Device.side_streams`; they need CuPy's copies."""
+        """See `LinkDevice.side_streams`; they need CuPy's copies."""
         memcpy = memcpy_async()
         return None if memcpy is None else CudaStreams(self, self._streams, memcpy)
 
@@ -344,7 +343,7 @@ class CudaDevice(Device):
         return [f"a decode on cuda:{self.index} met a damaged tile (number {t})." for t in tiles]
 
     def has_room(self, nbytes: int) -> bool:
-        """See `Device.has_room`."""
+        """See `LinkDevice.has_room`."""
         if self._asked % ASK_EVERY == 0:
             self._free_bytes = self._total_bytes - self.allocated_bytes()
         self._asked += 1
@@ -355,11 +354,11 @@ class CudaDevice(Device):
         return int(torch.cuda.memory_allocated(self.index))
 
     def scratch_in_use_bytes(self) -> int:
-        """See `Device.scratch_in_use_bytes`."""
+        """See `LinkDevice.scratch_in_use_bytes`."""
         return self._scratch.in_use_bytes
 
     def bound_scratch(self, nbytes: int) -> None:
-        """See `Device.bound_scratch`; of several engines, the last one that says so is heard."""
+        """See `LinkDevice.bound_scratch`; of several engines, the last one is heard."""
         self._scratch.enough_bytes = nbytes
 
     @property

@@ -158,10 +158,9 @@ class SwapEngine:
         return AT_A_TIME * checked_bound(chosen, source.dtype, numel)
 
     def spare_memory(self, *, spares: bool) -> None:
-        """Whether memory counts more than time, in steps that are looked at.
+        """Whether memory counts more than time: over a link, fewer tensors are under way.
 
-        A CPU encodes where a tensor is saved then, and decodes nothing ahead. Over a link, fewer
-        tensors are under way.
+        Of steps that are looked at.
         """
         self._state.lanes.spare_memory(spares=spares)
 
@@ -222,10 +221,6 @@ class SwapEngine:
         found = self.counters.snapshot()
         if (disk := state.disk) is not None:
             found = replace(found, disk_bytes=disk.in_use_bytes, peak_disk_bytes=disk.peak_bytes)
-        lost = state.lanes.lost_jobs
-        if lost:
-            reasons = {**found.fallbacks_by_reason, "worker": lost}
-            found = replace(found, fallbacks=found.fallbacks + lost, fallbacks_by_reason=reasons)
         return replace(found, exposed_s=found.exposed_s + state.lanes.stalled_s)
 
     @property

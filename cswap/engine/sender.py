@@ -283,7 +283,8 @@ def _is_alone(handle: Handle, lane: Lane, codec: Codec, dtype: torch.dtype) -> b
         if codec.late_payload or not lane.has_host:
             return False
         return all(s.codec is codec and not s.checked for s in handle.sections)
-    if lane.overlaps or len(handle.sections) > 1:
+    in_line = lane.executor.in_line
+    if in_line is None:  # a link without streams of its own
         return False
     section = handle.sections[0]
     if section.host is None or section.codec is not codec:
@@ -291,10 +292,8 @@ def _is_alone(handle: Handle, lane: Lane, codec: Codec, dtype: torch.dtype) -> b
     if not section.checked:
         return True
     # Without a handle, nothing but the payloads of indices is compared, and only by address.
-    in_line = lane.executor.in_line
     return (
-        in_line is not None
-        and section.checked == "payload"
+        section.checked == "payload"
         and dtype in INDICES
         and in_line.by_address(codec, dtype, handle.raw_nbytes) is not None
     )

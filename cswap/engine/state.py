@@ -156,7 +156,7 @@ class EngineState:
             self.lanes.drain()
             with self.lock:
                 handles = list(self.aliases)
-            self.lanes.recount(handles)
+            self.lanes.recount()
             on_device = sum(h.device_bytes for h in handles)
             on_device += self.results.nbytes + sum(x.device_bytes for x in self.lanes.links)
             on_host = sum(h.host_bytes for h in handles) + self.reclaimer.encoded_bytes

@@ -79,5 +79,5 @@ class StepNotes:
     def _moment(self) -> Moment:
         counters = self._counters
         counters.count_kept()
-        spent_s = counters.leaving_s, counters.staying_s, counters.beside_s
-        return Moment(time.perf_counter(), *spent_s, counters.packed - counters.n_unseen)
+        saved = counters.packed - counters.n_unseen
+        return Moment(time.perf_counter(), counters.leaving_s, counters.staying_s, saved)

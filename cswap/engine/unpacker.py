@@ -119,7 +119,7 @@ class Unpacker:
         # Over a link, slots have an order of their own (replay/backward_order.py), and the next
         # handle that is asked for begins those after it.
         ahead = lane.ahead if lane.executor.link is None else 0
-        if lane.overlaps and (ahead or self._follower.depth):
+        if lane.ahead and (ahead or self._follower.depth):
             self._prefetch_after(first, ahead)
         recomputer.inputs_s = 0.0
         packed.check()
@@ -158,7 +158,7 @@ class Unpacker:
         depth, executor = self._follower.depth, lane.executor
         # A link has one queue, and a plan may start many at once: first the one wanted now.
         first = executor.memory(handle) if depth and executor.link is not None else None
-        if lane.overlaps and (lane.ahead or depth):
+        if lane.ahead:
             self._prefetch_after(handle, lane.ahead)
         memory, own = executor.memory(handle) if first is None else first
         out = packed.rebuild(memory, own=own)
@@ -180,7 +180,7 @@ class Unpacker:
             n_asked, ahead = self._lookahead.after(saved, depth or most_ahead)
         for coming in ahead:
             owner = coming.owner()  # while it is here, no other thread buries it
-            if owner is None:
+            if owner is None or not owner.lane.ahead:
                 with self._lock:
                     self._lookahead.begun(coming)
                 continue

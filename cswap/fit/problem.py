@@ -3,10 +3,9 @@
 Note [bytes over a step]
 ~~~~~~~~~~~~~~~~~~~~~~~~
 A moment is a tensor's save or a tensor's use. From its save to its last use a tensor takes the
-bytes of the way in which it is held, and from its first use on its raw bytes. Where workers encode
-beside the computation, it takes its raw bytes for some moments more: an encode has to end first
-(`LAG`), and a decode begins before the use (`AHEAD`). An operator holds its inputs until it has
-run (`DWELL`).
+bytes of the way in which it is held, and from its first use on its raw bytes. Over a link it takes
+its raw bytes for some moments more: a copy has to end first (`LAG`), and one back begins before the
+use (`AHEAD`). An operator holds its inputs until it has run (`DWELL`).
 """
 
 from __future__ import annotations

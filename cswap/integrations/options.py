@@ -38,7 +38,6 @@ class CswapArguments:
         cswap_exclude: ``exclude``, globs separated by commas.
         cswap_include: ``include``, likewise.
         cswap_remat: ``remat``.
-        cswap_workers: ``workers``.
     """
 
     cswap_lossy: str | None = field(
@@ -59,9 +58,6 @@ class CswapArguments:
     )
     cswap_remat: str | None = field(
         default=None, metadata={"help": "Whether cheap tensors are computed again: yes or no."}
-    )
-    cswap_workers: int | None = field(
-        default=None, metadata={"help": "Threads that encode and decode."}
     )
 
 

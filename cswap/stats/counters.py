@@ -37,9 +37,8 @@ class Counters:
         interrupted: an interrupt came while bytes were added up: `recount` has to be called.
         timeline: the timeline that records events; None: nothing is recorded.
         leaving_s: seconds in the hooks for tensors that leave. Added to without the lock, like the
-            next two: a lost summand does no harm.
+            next one: a lost summand does no harm.
         staying_s: seconds in the pack hook for tensors that stay.
-        beside_s: seconds of workers that encode and decode beside the computation.
         moves: bytes held and given free, in order. Appended to without the lock, like the next
             seven, and counted later: where caches are cold, a lock takes as long as a small copy.
         decodes: codec and seconds of each decode, by the computing thread, of a tensor without a
@@ -58,7 +57,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        # Workers, backward threads and the computing thread count at the same time.
+        # Backward threads, callbacks and the computing thread count at the same time.
         self._lock = threading.Lock()
         self.moves: deque[Moved] = deque()
         self.decodes: deque[tuple[str, float]] = deque()
@@ -87,7 +86,6 @@ class Counters:
         self.exposed_s = 0.0
         self.leaving_s = 0.0
         self.staying_s = 0.0
-        self.beside_s = 0.0
         self.compile_s = 0.0
         self.guard_checks = 0
         self.guard_worst_error = 0.0

@@ -42,7 +42,7 @@ REASONS: Final[dict[str, Reason]] = {
     ),
     "wanted_early": Reason(
         "backward asked before its encode was done",
-        "usual for the tensors saved last; if it is most of them, raise workers=",
+        "usual for the tensors saved last; if it is most of them, name a faster codec=",
     ),
     "excluded": Reason(
         "its module or operator is excluded, or not included", "change exclude= or include="

@@ -445,7 +445,7 @@ def test_an_advice_stands_as_long_as_it_is_settled(options, monkeypatch):
     monkeypatch.setattr(Advisor, "stands", compared)
     torch.manual_seed(0)
     net = torch.nn.Sequential(*(torch.nn.Linear(64, 64), torch.nn.ReLU()) * 3)
-    with cswap.install(net, min_bytes=0, workers=0, remat=False, **options) as handle:
+    with cswap.install(net, min_bytes=0, remat=False, **options) as handle:
         for n in range(100):
             x = torch.randn(2048, 64).clamp(min=0 if n % 30 == 7 else -10)  # the ratio changes
             net(x).square().mean().backward()

@@ -238,7 +238,7 @@ def test_successors_that_name_each_other_or_do_not_exist_end_the_ladder():
 def test_the_guard_goes_to_it_and_from_it():
     net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.GELU(), torch.nn.Linear(128, 64))
     rows = torch.randn(128, 64, generator=torch.Generator().manual_seed(2))
-    config = cswap.SwapConfig(codec="int4", min_bytes=0, workers=0, guard_every=1, guard_error=1e-9)
+    config = cswap.SwapConfig(codec="int4", min_bytes=0, guard_every=1, guard_error=1e-9)
     with cswap.install(net, config=config) as handle:
         for _ in range(30):
             net(rows).square().mean().backward()
@@ -247,7 +247,7 @@ def test_the_guard_goes_to_it_and_from_it():
 
 def test_the_engine_uses_it():
     net = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.Linear(256, 256))
-    with cswap.install(net, min_bytes=0, workers=0) as handle:
+    with cswap.install(net, min_bytes=0) as handle:
         for _ in range(3):
             net(eighths().view(-1, 256)).sum().backward()
     assert handle.stats.by_codec["short"].encoded > 0

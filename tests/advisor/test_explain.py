@@ -25,7 +25,7 @@ def saved(tmp_path):
     model = torch.nn.Sequential(
         torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU()
     )
-    with cswap.install(model, min_bytes=0, workers=1) as handle:
+    with cswap.install(model, min_bytes=0) as handle:
         for _ in range(4):
             model(torch.randn(256, 512)).square().sum().backward()
     path = tmp_path / "stats.json"

@@ -33,7 +33,7 @@ def looked_at(limit, gains, sizes, steps=LOOK_EVERY, step_s=STEP_S, leaving_s=0.
     """Steps that save tensors of these sizes; those with a gain could leave."""
     at_s = 0.0
     for _ in range(steps + 1):
-        moment = Moment(at_s, at_s / step_s * leaving_s, 0.0, 0.0)
+        moment = Moment(at_s, at_s / step_s * leaving_s, 0.0)
         limit.begin_step(moment, moment)
         held = 0.0
         for position, nbytes in enumerate(sizes):
@@ -101,9 +101,9 @@ def test_where_the_next_forward_comes_before_the_backward_no_peak_decides():
     gains = {n: Gain(LIMIT_S / 100, MIB / 2) for n in range(5)}
     looked_at(limit, gains, 5 * [MIB])
     assert limit.staying
-    ended = Moment(100.0, 1.0, 0.0, 0.0)
+    ended = Moment(100.0, 1.0, 0.0)
     limit.begin_step(ended, ended)
-    limit.begin_step(Moment(101.0, 1.1, 0.0, 0.0), ended)  # tensors have left, none was asked for
+    limit.begin_step(Moment(101.0, 1.1, 0.0), ended)  # tensors have left, none was asked for
     assert not limit.staying
     looked_at(limit, gains, 5 * [MIB])
     assert not limit.staying
@@ -159,7 +159,7 @@ def test_an_engine_leaves_the_tensor_that_was_saved_last(lossy, monkeypatch):
     torch.manual_seed(0)
     model, head, x = Rectified(6), torch.nn.Linear(64, 64), torch.randn(1 << 13, 64)
     # A byte's price is high enough for the codecs of any machine.
-    options: dict[str, Any] = {"lossy": lossy, "workers": 0, "slowdown": 3.0}
+    options: dict[str, Any] = {"lossy": lossy, "slowdown": 3.0}
     with cswap.install(model, **options) as handle:
         held = []
         for _ in range(20):
@@ -182,7 +182,7 @@ def test_two_forwards_of_one_loss_keep_nothing_for_the_peak(monkeypatch):
     torch.manual_seed(0)
     model, head = Rectified(6), torch.nn.Linear(64, 64)
     batches = [torch.randn(1 << 13, 64) for _ in range(2)]
-    with cswap.install(model, workers=0) as handle:
+    with cswap.install(model) as handle:
         for _ in range(12):
             first, second = (head(model(x)).square().mean() for x in batches)
             (first + second).backward()
@@ -242,10 +242,9 @@ LINUX = pytest.mark.skipif(sys.platform != "linux", reason="mallinfo2 is glibc's
 
 
 @LINUX
-@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_tensors_that_one_node_asks_for_at_once_do_not_come_back_beside_their_encodings(workers):
+def test_tensors_that_one_node_asks_for_at_once_do_not_come_back_beside_their_encodings():
     plain = peaks_of_nodes(1, 12, 2, None)[-1]
-    peaks = peaks_of_nodes(1, 12, 4 * LOOK_EVERY, {"lossy": "int8", "workers": workers})
+    peaks = peaks_of_nodes(1, 12, 4 * LOOK_EVERY, {"lossy": "int8"})
     assert peaks[1] > plain + 1.5  # before anything is known of its nodes
     assert max(peaks[-LOOK_EVERY:]) < plain + 0.5
 
@@ -254,7 +253,7 @@ def test_tensors_that_one_node_asks_for_at_once_do_not_come_back_beside_their_en
 @LINUX
 def test_of_several_nodes_the_last_one_keeps_its_tensors_and_the_others_do_not():
     plain = peaks_of_nodes(3, 12, 2, None)[-1]
-    peaks = peaks_of_nodes(3, 12, 4 * LOOK_EVERY, {"lossy": "int8", "workers": 0})
+    peaks = peaks_of_nodes(3, 12, 4 * LOOK_EVERY, {"lossy": "int8"})
     assert plain > 36
     # 12 of the last node and the encodings of 24, with no encoder's workspace any more: their nodes
     # ask for nothing that has left. 20.5 if all had left.

@@ -48,7 +48,7 @@ class Steps:
         self.factors = [factor] * len(gains)
         self.each_staying_s, self.saved = staying_s, saved
         self.n = 0
-        self.now = self.ended = Moment(0.0, 0.0, 0.0, 0.0)
+        self.now = self.ended = Moment(0.0, 0.0, 0.0)
         self.rests = {}  # position: (step of its end, length)
         self.leaving = list(range(len(gains)))
         for position, gain in enumerate(gains):
@@ -75,12 +75,11 @@ class Steps:
                 self.limit.look_back()
             self.leaving = [n for n in range(len(self.gains)) if self._leaves(n)]
             spent_s = self.leaving_s + self.each_staying_s
-            at_s, leaving_s, staying_s, beside_s, saved = self.now
+            at_s, leaving_s, staying_s, saved = self.now
             self.now = Moment(
                 at_s + STEP_S + spent_s,
                 leaving_s + self.leaving_s,
                 staying_s + self.each_staying_s,
-                beside_s,
                 saved + self.saved,
             )
             if self.leaving:  # only then is the end of backward noticed
@@ -91,7 +90,7 @@ class Steps:
 def take_steps(limit, step_s, leaving_s):
     """As many steps as a choice needs."""
     for n in range(FEWEST + 1):
-        moment = Moment(n * step_s, n * leaving_s, 0.0, 0.0)
+        moment = Moment(n * step_s, n * leaving_s, 0.0)
         limit.begin_step(moment, moment)
 
 
@@ -109,7 +108,7 @@ def test_a_choice_needs_some_steps():
     limit = TimeLimit(SLOWDOWN)
     limit.note(0, MIB, Gain(2 * LIMIT_S, MIB))
     for n in range(FEWEST + 1):
-        moment = Moment(n * 1.2, n * 0.2, 0.0, 0.0)
+        moment = Moment(n * 1.2, n * 0.2, 0.0)
         limit.begin_step(moment, moment)
         limit.look_back()
         assert limit.keeps(0, MIB) == (n == FEWEST)
@@ -120,7 +119,7 @@ def test_without_a_limit_of_time_no_step_has_to_be_measured():
     for position in range(3):
         limit.note(position, MIB, Gain(1.0, MIB))
     limit.gains.step = LOOK_EVERY - 1
-    moment = Moment(0.0, 0.0, 0.0, 0.0)
+    moment = Moment(0.0, 0.0, 0.0)
     limit.begin_step(moment, moment)
     for position in range(3):
         limit.reports.holds((position, MIB), 0)
@@ -253,7 +252,7 @@ def test_small_steps_may_swap_for_some_milliseconds():
     for position in range(10):
         limit.note(position, MIB, Gain(LEAST_S / 20, MIB))
     for n in range(5):  # half of LEAST_S, and half of the step
-        moment = Moment(n * LEAST_S, n * LEAST_S / 2, 0.0, 0.0)
+        moment = Moment(n * LEAST_S, n * LEAST_S / 2, 0.0)
         limit.begin_step(moment, moment)
     limit.look_back()
     assert not any(limit.keeps(n, MIB) for n in range(10))
@@ -403,7 +402,7 @@ def train(slowdown, monkeypatch, steps=14):
     layers = [torch.nn.Sequential(torch.nn.Linear(64, 64), Sparse()) for _ in range(6)]
     model = torch.nn.Sequential(*layers)
     x = torch.randn(1 << 13, 64)
-    with cswap.install(model, slowdown=slowdown, remat=False, workers=0) as handle:
+    with cswap.install(model, slowdown=slowdown, remat=False) as handle:
         run(model, x, steps)
         engine = handle.engine
         return engine.stats, engine.explain(), [p.grad for p in model.parameters()]
@@ -435,7 +434,7 @@ def test_tensors_that_are_computed_again_keep_the_limit_too(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)  # worth it, if busy or not
     model, x = gelus(), torch.randn(1 << 13, 64)
-    with cswap.install(model, slowdown=1.0, workers=0) as handle:
+    with cswap.install(model, slowdown=1.0) as handle:
         run(model, x, 14)
         stats, choices = handle.engine.stats, handle.engine.explain()
     assert stats.kept_by_reason["slowdown"] > 0
@@ -447,7 +446,7 @@ def test_two_shapes_in_turns_keep_the_limit(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-5)  # worth it, if busy or not
     model, batches = gelus(), [torch.randn(1 << 13, 64), torch.randn(1 << 9, 64)]
-    with cswap.install(model, slowdown=1.0, workers=0) as handle:
+    with cswap.install(model, slowdown=1.0) as handle:
         for n in range(40):
             before = handle.engine.stats.swapped
             model(batches[n % 2]).square().mean().backward()
@@ -458,7 +457,7 @@ def test_two_shapes_in_turns_keep_the_limit(monkeypatch):
 def test_forwards_without_a_backward_do_not_count(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     model, x = gelus(), torch.randn(1 << 13, 64)
-    with cswap.install(model, slowdown=50.0, workers=0) as handle:
+    with cswap.install(model, slowdown=50.0) as handle:
         for _ in range(14):
             run(model, x, 1)
             with torch.no_grad():
@@ -472,7 +471,7 @@ def test_forwards_without_a_backward_do_not_count(monkeypatch):
 def test_a_budget_is_kept_whatever_it_takes(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     model, x = gelus(), torch.randn(1 << 13, 64)
-    with cswap.install(model, budget=4 * MIB, workers=0) as handle:
+    with cswap.install(model, budget=4 * MIB) as handle:
         run(model, x, 14)
         loss = model(x).square().mean()
         assert handle.engine.stats.device_bytes <= 4 * MIB
@@ -482,7 +481,7 @@ def test_a_budget_is_kept_whatever_it_takes(monkeypatch):
 def test_deterministic_algorithms_have_no_limit(monkeypatch):
     monkeypatch.setattr("cswap.advisor.time_limit.LEAST_S", 0.0)
     model, x = gelus(), torch.randn(1 << 13, 64)
-    with cswap.install(model, slowdown=1.0, workers=0) as handle:
+    with cswap.install(model, slowdown=1.0) as handle:
         limit = handle.engine.advisor.limit
         assert limit is not None
         run(model, x, 10)

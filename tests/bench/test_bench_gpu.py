@@ -355,7 +355,6 @@ TINY = training.Task("tiny", TinyModel, 128, (256,), 10)
 
 def test_every_method_trains_to_the_same_loss_and_says_what_it_took(tmp_path, monkeypatch):
     monkeypatch.setenv("CSWAP_MIN_BYTES", "1KiB")
-    monkeypatch.setenv("CSWAP_WORKERS", "0")  # those that get no core encode nothing in time
     monkeypatch.setattr(training, "N_WARM_FIT", training.N_WARM)
     monkeypatch.setattr("cswap.fit.goal.usable_bytes", lambda _device: 1 << 30)
     report = report_of(tmp_path, "training")

@@ -41,8 +41,6 @@ def found(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("CSWAP_MIN_BYTES", "1KiB")
         patch.setitem(PRICES_S_PER_BYTE, "cpu", 1e-7)
-        # Workers that get no core encode nothing before backward asks for it.
-        patch.setenv("CSWAP_WORKERS", "0")
         # Two would wait for one another in busy loops where the machine has other work.
         patch.setattr(command, "N_THREADS", 1)
         result = run(out, "--models", "stack")

@@ -79,7 +79,6 @@ def run(out, *arguments):
 
 @pytest.fixture
 def workloads(monkeypatch):
-    monkeypatch.setenv("CSWAP_WORKERS", "0")
     monkeypatch.setenv("CSWAP_CODEC", "zvc")
     monkeypatch.setattr(command, "N_THREADS", 1)
     for module in (measuring, command):  # steps before those that count

@@ -60,7 +60,7 @@ def swapped():
     model = torch.nn.Sequential()
     model.add_module(EVIL.replace(".", ""), torch.nn.Linear(256, 256))
     model.add_module("relu", torch.nn.ReLU())
-    handle = cswap.install(model, min_bytes=0, workers=0, codec="zvc")
+    handle = cswap.install(model, min_bytes=0, codec="zvc")
     yield model, handle
     handle.remove()
 

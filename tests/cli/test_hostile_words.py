@@ -268,7 +268,6 @@ OPTIONS = [
     ("keep_last", "9" * 5000),
     ("seed", -1),
     ("seed", 10**400),
-    ("workers", "9" * 18),
     ("guard_error", 10**400),
     ("spill_dir", "x" * 10_000),
     ("spill_dir", "a\0b"),

@@ -22,7 +22,7 @@ USE = """
 import logging, torch, cswap
 logging.basicConfig(format="%(message)s")
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())
-with cswap.install(model, codec="bitpack", min_bytes=0, workers=0) as handle:
+with cswap.install(model, codec="bitpack", min_bytes=0) as handle:
     model(torch.randn(64, 64)).sum().backward()
 x = torch.randint(9, (1 << 20,))
 cswap.get_codec("bitpack").encode(x)

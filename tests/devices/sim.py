@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from cswap.devices.base import Device, Event, Role
+from cswap.devices.base import Event, LinkDevice, Role
 from cswap.errors import InternalError, without_frames
 
 if TYPE_CHECKING:
@@ -60,14 +60,12 @@ class SimEvent:
         return not self.fired and all(e.query() for e in self.after)
 
 
-class SimDevice(Device):
+class SimDevice(LinkDevice):
     """Runs jobs in any order that the contract allows, one choice after the other by seed.
 
     Not thread-safe: an engine on it must not be visited by the thread that releases handles.
     """
 
-    unified = False
-    overlaps = True
     backlog_bytes = 1 << 40
     ready_bytes = 1 << 30
 
@@ -99,7 +97,7 @@ class SimDevice(Device):
     def submit(
         self, job: Job, *, role: Role, after: tuple[Event, ...] = (), measure: bool = False
     ) -> Event:
-        """See `Device.submit`. Computation is in order, as on any compute stream."""
+        """See `LinkDevice.submit`. Computation is in order, as on any compute stream."""
         if role == "compute" and not self._eager:
             earlier = tuple(e for e in self._jobs if e.role == "compute")
             after = (*after, *self._joined, *earlier)
@@ -108,12 +106,12 @@ class SimDevice(Device):
         return event
 
     def when(self, event: Event, callback: Callable[[], None]) -> None:
-        """See `Device.when`."""
+        """See `LinkDevice.when`."""
         own = _own(event)
         (self._callbacks if own.fired else own.callbacks).append(callback)
 
     def wait(self, event: Event) -> None:
-        """See `Device.wait`: runs other things, too, and in any order."""
+        """See `LinkDevice.wait`: runs other things, too, and in any order."""
         own = _own(event)
         pending = [False]
         own.callbacks.append(lambda: pending.__setitem__(0, True))

@@ -23,6 +23,7 @@ from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
+from tests.devices.sim import SimEvent
 
 
 class FakeStream:
@@ -317,10 +318,8 @@ def test_without_pinned_memory_it_goes_on_with_pageable_and_says_so_once(cuda, m
 
 
 def test_events_of_another_device_are_refused(device):
-    from cswap.devices.cpu import FIRED
-
     with pytest.raises(InternalError):
-        device.wait(FIRED)
+        device.wait(SimEvent(None, (), "codec", fired=True))
 
 
 @pytest.mark.parametrize("codec", ["raw", "zvc", "auto"])

@@ -37,7 +37,7 @@ def resident():
         return int(file.read().split()[1]) * resource.getpagesize()
 
 torch.set_num_threads(1)
-engine = SwapEngine(SwapConfig(codec="raw", min_bytes=0, workers=0, remat=False))
+engine = SwapEngine(SwapConfig(codec="raw", min_bytes=0, remat=False))
 
 def step():
     engine.begin_step()
@@ -154,7 +154,7 @@ def test_another_c_library_is_left_alone(monkeypatch):
 
 
 def test_an_engine_holds_it_from_the_first_tensor_until_it_is_closed(libc):
-    engine = SwapEngine(SwapConfig(codec="raw", min_bytes=0, workers=0))
+    engine = SwapEngine(SwapConfig(codec="raw", min_bytes=0))
     assert libc.told == []
     packed = engine.pack(torch.zeros(1 << 10).relu())
     assert libc.told[-1] == (M_TRIM_THRESHOLD, NEVER)

@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import gc
 import time
-from typing import TYPE_CHECKING, Final
+from typing import Any, Final
 
-if TYPE_CHECKING:
-    from cswap.engine.engine import SwapEngine
+from cswap.config import SwapConfig
+from cswap.engine.engine import SwapEngine
+from cswap.engine.saved import reclaim
+from tests.devices.sim import SimDevice
 
 FREED_WITHIN_S: Final = 5.0
+
+
+def engine_over_a_link(seed: int, **options: Any) -> SwapEngine:
+    """An engine on the simulator, whose jobs run when something waits; for one thread alone.
+
+    Args:
+        seed: of the order of its jobs.
+        options: see `SwapConfig`.
+    """
+    engine = SwapEngine(SwapConfig(**options), device=SimDevice(seed, eager=True))
+    reclaim._reclaimers.discard(engine._state.reclaimer)  # engines' own thread is another one
+    return engine
 
 
 def assert_empty(engine: SwapEngine) -> None:

@@ -1,6 +1,6 @@
 """Trains under Ctrl-C at random moments; prints what came of it as JSON. Run by test_interrupts.py.
 
-Usage: interrupted_training.py WORKERS CODEC INTERRUPTS SEED
+Usage: interrupted_training.py CODEC INTERRUPTS SEED
 """
 
 from __future__ import annotations
@@ -83,14 +83,14 @@ def held_bytes():
     return sum(storages.values())
 
 
-def main(workers, codec, n, seed):
+def main(codec, n, seed):
     torch.set_num_threads(1)  # steps of a millisecond; on a busy machine threads wait for cores
     found: Counter[str] = Counter()
     rng = random.Random(seed)
     net, x = Net(), torch.randn(256, 64)
     plain = gradients(net, x)
     options = {"codec": codec} if codec != "auto" else {"policy": "static:zvc"}
-    handle = cswap.install(net, min_bytes=0, workers=workers, guard_every=0, **options)
+    handle = cswap.install(net, min_bytes=0, guard_every=0, **options)
     gradients(net, x)
     gc.collect()
     gc.freeze()  # collections look at what the interrupted steps make, not at all of torch
@@ -110,7 +110,7 @@ def main(workers, codec, n, seed):
         gc.collect()
         stats = handle.stats
         found["bytes held"] += (stats.device_bytes, stats.host_bytes) != (0, 0)
-        found["scratch lost"] += cpu_device(workers)._scratch.in_use_bytes != 0
+        found["scratch lost"] += cpu_device()._scratch.in_use_bytes != 0
     net.zero_grad()
     handle.remove()
     found["wrong after remove"] += not same(gradients(net, x), plain)
@@ -121,4 +121,4 @@ def main(workers, codec, n, seed):
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

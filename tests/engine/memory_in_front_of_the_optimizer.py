@@ -18,7 +18,7 @@ from torch import nn
 import cswap
 
 STEPS = 5
-SETTLES_S = 1.0  # a worker may be at an encode that nobody wants any more
+SETTLES_S = 1.0  # the thread that gives memory back looks now and then
 
 
 class Mallinfo2(ctypes.Structure):
@@ -76,7 +76,7 @@ def main(activation, options):
     torch.autograd.grad(net(x[:1]), next(net.parameters()), torch.ones(1, 256))
     codec = options.get("codec", "zvc") if options else "zvc"
     for warm in () if options is None else (codec, "auto"):
-        with cswap.install(net, codec=warm, workers=0, guard_every=0):
+        with cswap.install(net, codec=warm, guard_every=0):
             step()  # compiles
     gc.freeze()  # else each collection goes through all that torch has imported, 18 times
     before = heap_bytes()

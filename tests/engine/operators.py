@@ -154,7 +154,7 @@ def check_operator(
         if expected is None or expected != again:
             continue  # not repeatable even without cswap
         for codec in codecs_of(index):
-            with swapping(min_bytes=0, codec=codec, workers=index % 2) as engine:
+            with swapping(min_bytes=0, codec=codec) as engine:
                 found = [_in_a_step(engine, case.op, sample) for _ in range(n_steps)]
             right = found == n_steps * [expected] or not _is_repeatable(case.op, sample, expected)
             fail_unless(right, f"{case}, sample {index}, codec {codec}: gradients differ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -13,9 +13,12 @@ from torch.nn import functional
 
 import cswap
 from cswap.advisor.time_limit import TimeLimit
+from cswap.config import SwapConfig
+from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.results import MOST
+from cswap.hooks import Swapping
 from cswap.remat.record import Remat
-from tests.engine.engines import assert_empty
+from tests.engine.engines import assert_empty, engine_over_a_link
 from tests.engine.looks import look_every
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
 
 
 def swapping():
-    return cswap.swapping(min_bytes=0, workers=0)
+    return cswap.swapping(min_bytes=0)
 
 
 def leaves():
@@ -493,28 +496,26 @@ def test_the_guard_sees_every_tensor_in_its_steps(taken):
     assert taken == [True]
 
 
-@pytest.mark.parametrize("ahead", [0, 2])
+@pytest.mark.parametrize("over_a_link", [False, True])
 @pytest.mark.parametrize("codec", ["zvc", "raw"])
-def test_inputs_that_are_swapped_come_back_for_it(codec, ahead, taken):
+def test_inputs_that_are_swapped_come_back_for_it(codec, over_a_link, taken):
     def loss(x, w):
         return (functional.gelu(x * 2.0) @ w).sum()
 
     given = leaves()
     wanted = torch.autograd.grad(loss(*given), given)
-    workers = min(ahead, 1)  # without them nothing is decoded ahead
-    with cswap.swapping(min_bytes=0, workers=workers, codec=codec) as engine:
-        lane = engine._state.lanes.of(given[0].device)
-        assert lane is not None
-        lane.ahead = ahead
+    options: dict[str, Any] = {"min_bytes": 0, "codec": codec}
+    made = engine_over_a_link(0, **options) if over_a_link else SwapEngine(SwapConfig(**options))
+    with Swapping(made) as engine:
         for _ in range(4):
             engine.begin_step()
             found = loss(*given)
-            lane.device.drain()  # else a worker that is late leaves the tensors where they are
+            engine.synchronize()  # over a link: else the tensors are wanted before they have left
             assert equal(torch.autograd.grad(found, given), wanted)
         stats = engine.stats
         assert stats.by_codec["remat"].count == 4
         assert stats.by_codec[codec].count > 0
-    assert taken == 3 * [ahead == 0]  # what is to be decoded ahead needs a handle
+    assert taken == 3 * [not over_a_link]  # what is to be decoded ahead needs a handle
 
 
 @pytest.mark.parametrize("whole_training", [True, False])

@@ -89,7 +89,7 @@ def made(monkeypatch):
 
 
 def swapping(codec="bitpack", **options):
-    return cswap.swapping(min_bytes=0, workers=0, codec=codec, remat=False, **options)
+    return cswap.swapping(min_bytes=0, codec=codec, remat=False, **options)
 
 
 def pooled(x):

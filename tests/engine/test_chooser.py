@@ -61,7 +61,7 @@ class Told:
 )
 def test_what_a_chooser_says_is_done(chooser, kept, codecs):
     x = torch.zeros(N, requires_grad=True)
-    with cswap.swapping(min_bytes=0, codec="raw", workers=0) as engine:
+    with cswap.swapping(min_bytes=0, codec="raw") as engine:
         engine.choose_by(chooser)
         y = (x * 1).exp()
         stats = engine.stats

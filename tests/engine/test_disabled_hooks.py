@@ -16,7 +16,7 @@ import cswap
 from cswap import hook_stack
 
 MESSAGE = "not here"
-ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc", "workers": 0}
+ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
 WIDTH = 16
 
 
@@ -219,7 +219,7 @@ def test_a_region_that_begins_where_quiet_modules_do_without_hooks():
     plain, mine = two(Widens)
     x = torch.randn(16, WIDTH)
     wanted, counts = gradients(plain, x), [0]
-    with cswap.install(mine, codec="zvc", min_bytes=1 << 16, workers=0) as handle:
+    with cswap.install(mine, codec="zvc", min_bytes=1 << 16) as handle:
         for n in range(12):
             mine.disables = n in (8, 9)
             assert all(map(torch.equal, gradients(mine, x), wanted))

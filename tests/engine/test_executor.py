@@ -6,10 +6,10 @@ import errno
 import logging
 import os
 import threading
-import time
 import weakref
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -22,7 +22,6 @@ from cswap.engine.saved.aliases import make_token
 from cswap.engine.transfer import section as section_module
 from cswap.engine.transfer.device_lanes import make_executor
 from cswap.engine.transfer.handle import LEGAL, Handle, State
-from cswap.engine.transfer.host_executor import HostExecutor
 from cswap.errors import CorruptEncodingError, InternalError
 from cswap.pool import Allowance
 from cswap.stats.counters import Counters
@@ -32,16 +31,19 @@ from cswap.stores.host import HostStore
 from tests.devices import sim as sim_module
 from tests.devices.sim import SimDevice, SimEvent, poisoned
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 SEEDS = range(12)
 SECTION_BYTES = 4096
-DEVICES = {
-    **{f"cpu{w}": (lambda w=w: CpuDevice(w)) for w in (0, 1, 3)},
-    **{f"sim{s}": (lambda s=s: SimDevice(s, eager=True)) for s in SEEDS},
+OVER_A_LINK: dict[str, Callable[[], Any]] = {
+    **{f"sim{s}": partial(SimDevice, s, eager=True) for s in SEEDS},
     **{
-        f"sections{s}": (lambda s=s: SimDevice(s, eager=True, section_bytes=SECTION_BYTES))
+        f"sections{s}": partial(SimDevice, s, eager=True, section_bytes=SECTION_BYTES)
         for s in SEEDS
     },
 }
+DEVICES: dict[str, Callable[[], Any]] = {"cpu": CpuDevice, **OVER_A_LINK}
 N = 5000
 NO_LANE: Any = None  # executors know none
 
@@ -86,6 +88,12 @@ class Bench:
 def bench(request, monkeypatch):
     monkeypatch.setattr(section_module, "SECTION_ALIGN", 512)
     return Bench(DEVICES[request.param]())
+
+
+@pytest.fixture(params=OVER_A_LINK, ids=str)
+def bench_over_a_link(request, monkeypatch):
+    monkeypatch.setattr(section_module, "SECTION_ALIGN", 512)
+    return Bench(OVER_A_LINK[request.param]())
 
 
 def values(seed=0, n=N):
@@ -139,16 +147,6 @@ def test_wanted_before_it_is_out_it_is_not_moved(bench):
     assert_empty(bench)
 
 
-def test_wanted_while_it_waits_for_its_encode_it_stays(monkeypatch):
-    device = CpuDevice(1)
-    monkeypatch.setattr(device, "_start", lambda: True)  # no thread ever
-    bench = Bench(device)
-    handle = bench.swap_out(values())
-    assert bench.executor.memory(handle)[1]
-    assert handle.state is State.KEPT
-    assert bench.stats().kept_by_reason == {"wanted_early": 1}
-
-
 @pytest.mark.parametrize(("views", "after"), [(1, State.STORED), (2, State.READY)])
 def test_decoded_memory_is_held_for_the_other_views(bench, views, after):
     handle = bench.swap_out(values())
@@ -159,13 +157,21 @@ def test_decoded_memory_is_held_for_the_other_views(bench, views, after):
 
 
 def test_what_is_computed_again_costs_no_bytes_and_no_encode():
-    bench = Bench(CpuDevice(0))
+    bench = Bench(CpuDevice())
     handle = bench.handle(values())
     bench.executor.recompute_later(handle)
     assert bench.stats().by_codec == {"remat": CodecStats(1, handle.raw_nbytes)}
 
 
-def test_a_prefetched_tensor_is_a_hit_and_can_be_fetched_again(bench):
+def test_where_host_memory_is_device_memory_nothing_is_decoded_ahead():
+    bench = Bench(CpuDevice())
+    handle = bench.swap_out(values())
+    assert not bench.executor.prefetch(handle)
+    assert handle.state is State.STORED
+
+
+def test_a_prefetched_tensor_is_a_hit_and_can_be_fetched_again(bench_over_a_link):
+    bench = bench_over_a_link
     x = values()
     handle = bench.swap_out(x.clone())
     bench.settle(handle)
@@ -182,7 +188,8 @@ def test_a_prefetched_tensor_is_a_hit_and_can_be_fetched_again(bench):
     assert_empty(bench)
 
 
-def test_what_was_decoded_ahead_is_decoded_once_for_all_that_ask(bench):
+def test_what_was_decoded_ahead_is_decoded_once_for_all_that_ask(bench_over_a_link):
+    bench = bench_over_a_link
     x = values()
     handle = bench.swap_out(x.clone())
     bench.settle(handle)
@@ -193,14 +200,15 @@ def test_what_was_decoded_ahead_is_decoded_once_for_all_that_ask(bench):
     assert (bench.stats().prefetch_hits, bench.stats().prefetch_misses) == (2, 0)
 
 
-def test_decoded_memory_that_a_user_holds_serves_the_next_one_too(bench):
+@pytest.mark.parametrize("ahead", [True, False])
+def test_decoded_memory_that_a_user_holds_serves_the_next_one_too(bench, ahead):
     handle = bench.swap_out(values())
     bench.settle(handle)
-    bench.executor.prefetch(handle)
+    ahead = ahead and bench.executor.prefetch(handle)
     held = bench.executor.memory(handle)[0]
     bench.executor.drop_result(handle)
     assert bench.executor.memory(handle)[0].data_ptr() == held.data_ptr()
-    assert bench.stats().prefetch_misses == 0
+    assert bench.stats().prefetch_misses == (0 if ahead else 1)
 
 
 class Joining(SimDevice):
@@ -248,9 +256,6 @@ def test_released_in_any_state_everything_is_freed(bench, state):
     bench.executor.release(handle)
     bench.executor.release(handle)  # again does nothing
     bench.settle()
-    if isinstance(bench.device, CpuDevice):
-        for event in [handle.event] if handle.event is not None else []:
-            bench.device.wait(event)
     assert handle.state is State.RELEASED
     assert_empty(bench)
 
@@ -306,6 +311,8 @@ def test_a_codec_that_fails_to_decode_is_an_error_and_no_hang(bench):
 
 
 def test_no_memory_to_decode_into_is_said_and_asked_for_again(bench, monkeypatch):
+    ahead = not bench.device.unified
+
     def allocate(*_args, **_options):
         raise RuntimeError("out of memory")
 
@@ -316,27 +323,7 @@ def test_no_memory_to_decode_into_is_said_and_asked_for_again(bench, monkeypatch
         assert not bench.executor.prefetch(handle)
         with pytest.raises(MemoryError, match="swap-in of 20000 bytes: out of memory"):
             bench.executor.memory(handle)
-    assert bench.stats().fallbacks_by_reason == {"prefetch": 1}
-    assert same(bench.executor.memory(handle)[0], values())
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_job_that_ends_its_thread_costs_a_fallback_only(workers):
-    bench = Bench(CpuDevice(workers))
-    handles = [bench.swap_out(values(i), Failing("encode", SystemExit())) for i in range(4)]
-    while any(h.state is State.LEAVING for h in handles):  # who waits would run the job himself
-        time.sleep(0.001)
-    assert all(same(bench.executor.memory(h)[0], values(i)) for i, h in enumerate(handles))
-    assert bench.stats().fallbacks == 4
-
-
-def test_queued_jobs_run_even_if_no_worker_is_left(monkeypatch):
-    device = CpuDevice(1)
-    monkeypatch.setattr(device, "_start", lambda: True)  # no thread ever
-    bench = Bench(device)
-    handle = bench.swap_out(values().clone())
-    bench.executor.settle(handle)  # the waiter does it
-    assert handle.state is State.STORED
+    assert bench.stats().fallbacks_by_reason == ({"prefetch": 1} if ahead else {})
     assert same(bench.executor.memory(handle)[0], values())
 
 
@@ -415,17 +402,16 @@ def test_verify_lets_pass_what_nobody_has_changed(make, codec):
 
 
 @pytest.mark.parametrize("codec", ["raw", "bitpack", "zvc"])
-@pytest.mark.parametrize("make", [DEVICES["cpu0"], DEVICES["cpu1"]])
-def test_indices_are_always_verified(make, codec):
+def test_indices_are_always_verified(codec):
     """torch reads wherever a wrong index of a max-pool points to."""
-    bench = Bench(make())
+    bench = Bench(CpuDevice())
     handle = bench.swap_out(torch.arange(N), codec)
     bench.settle(handle)
     part = handle.sections[0]
     part.host[part.nbytes - 4] ^= 64
     with pytest.raises(CorruptEncodingError):
         bench.executor.memory(handle)
-    bench = Bench(make())
+    bench = Bench(CpuDevice())
     handle = bench.swap_out(torch.arange(N) % 2 == 0, "bitpack")  # a mask points nowhere
     bench.settle(handle)
     assert handle.sections[0].checked == ""
@@ -438,18 +424,13 @@ def test_indices_that_cross_a_link_are_not_verified_unasked():
     assert [section.checked for section in handle.sections] == [""]
 
 
-def test_an_encode_that_cannot_be_submitted_waits_for_nothing(monkeypatch):
-    def submit(*_args, **_options):
-        raise RuntimeError("can't start new thread")
-
-    bench = Bench(CpuDevice(1))
-    monkeypatch.setattr(bench.device, "submit", submit)
+def test_an_interrupted_encode_leaves_the_tensor_where_it_is():
+    bench = Bench(CpuDevice())
     handle = bench.handle(values())
-    with pytest.raises(RuntimeError, match="new thread"):
-        bench.executor.swap_out(handle, handle.source, get_codec("zvc"))
+    with pytest.raises(KeyboardInterrupt):
+        bench.executor.swap_out(handle, handle.source, Failing("encode", KeyboardInterrupt()))
     assert handle.state is State.KEPT
-    assert isinstance(bench.executor, HostExecutor)
-    assert bench.executor._waiting_bytes == 0
+    assert bench.host.in_use_bytes == 0
 
 
 def test_a_tensor_modified_before_its_encode_stays():
@@ -463,92 +444,74 @@ def test_a_tensor_modified_before_its_encode_stays():
         assert handle.modified()
 
 
-# Several threads compute: one prefetches what another asks for. Each test stops the first thread
-# where it did harm once.
+# Several threads compute: one asks for a tensor that another encodes.
 
 
-def in_thread(target):
-    """Run it in a thread; the thread and the list that its result comes in."""
-    found = []
-    thread = threading.Thread(target=lambda: found.append(target()), daemon=True)
-    thread.start()
-    return thread, found
-
-
-class Gated(CpuDevice):
-    """A CPU that stops a prefetch before it submits its decode, until somebody waits for
-    something; the decode then does not run before ``go`` is set."""
+class Held(Failing):
+    """raw, whose encode waits for ``go``."""
 
     def __init__(self):
-        super().__init__(1)
-        self.reached, self.waited, self.submitted, self.go = (threading.Event() for _ in range(4))
+        super().__init__("", None)
+        self.reached, self.go = threading.Event(), threading.Event()
 
-    def allocate(self, *layout, dtype):
+    def encode_flat(self, x, out, *, key, stream):
+        nbytes = super().encode_flat(x, out, key=key, stream=stream)
         self.reached.set()
-        self.waited.wait(0.1)
-        return super().allocate(*layout, dtype=dtype).fill_(-1)
-
-    def submit(self, job, *, role, after=(), measure=False):
-        def late(stream):
-            assert self.go.wait(10)
-            job(stream)
-
-        return super().submit(late if self.reached.is_set() else job, role=role, after=after)
-
-    def join(self, event, at=None):
-        self.waited.set()
-        assert self.submitted.wait(10)
-        super().join(event)
+        assert self.go.wait(10)
+        return nbytes
 
 
-def test_what_another_thread_is_about_to_decode_is_waited_for():
-    device = Gated()
-    bench = Bench(device)
-    handle = bench.swap_out(values())
-    bench.settle(handle)
+@pytest.fixture(params=[None, 0], ids=["host", "disk"])
+def encoding(request, disk):
+    """A tensor that another thread encodes: its bench, its handle, what lets that thread go on."""
+    bench, codec = Bench(CpuDevice(), limit=request.param, disk=disk), Held()
+    handle = bench.handle(values())
+    thread = threading.Thread(
+        target=bench.executor.swap_out, args=(handle, handle.source, codec), daemon=True
+    )
+    thread.start()
+    assert codec.reached.wait(10)
 
-    def prefetch():
-        bench.executor.prefetch(handle)
-        device.submitted.set()
-
-    prefetching, _ = in_thread(prefetch)
-    assert device.reached.wait(10)
-    asking, found = in_thread(lambda: bench.executor.memory(handle)[0].clone())
-    asking.join(0.3)
-    assert asking.is_alive()  # not back with memory that nothing has been decoded into
-    device.go.set()
-    for thread in (prefetching, asking):
+    def go_on():
+        codec.go.set()
         thread.join(10)
-    assert same(found[0], values())
-    assert bench.stats().exposed_s > 0
+
+    yield bench, handle, go_on
+    go_on()
 
 
-def test_a_decode_that_failed_in_another_thread_is_tried_again(monkeypatch):
-    bench = Bench(CpuDevice(1))
-    handle = bench.swap_out(values())
-    bench.settle(handle)
-    reached, gate = threading.Event(), threading.Event()
+def test_wanted_while_another_thread_encodes_it_it_stays(encoding):
+    bench, handle, go_on = encoding
+    memory, own = bench.executor.memory(handle)
+    assert own
+    go_on()
+    assert handle.state is State.KEPT
+    assert same(memory, values())
+    stats = bench.stats()
+    assert stats.kept_by_reason == {"wanted_early": 1}
+    assert (stats.host_bytes, stats.disk_bytes, bench.host.in_use_bytes) == (0, 0, 0)
 
-    def no_memory(*_args, **_options):
-        monkeypatch.undo()
-        reached.set()
-        assert gate.wait(10)
-        raise MemoryError
 
-    monkeypatch.setattr(bench.device, "allocate", no_memory)
-    prefetching, prefetched = in_thread(lambda: bench.executor.prefetch(handle))
-    assert reached.wait(10)
-    asking, found = in_thread(lambda: bench.executor.memory(handle)[0])
-    gate.set()
-    for thread in (prefetching, asking):
-        thread.join(10)
-    assert prefetched == [False]
-    assert same(found[0], values())
+def test_modified_while_another_thread_encodes_it_it_stays(encoding):
+    bench, handle, go_on = encoding
+    handle.source.add_(1)
+    go_on()
+    assert handle.state is State.KEPT
+    stats = bench.stats()
+    assert stats.kept_by_reason == {"modified": 1}
+    assert (stats.host_bytes, stats.disk_bytes, bench.host.in_use_bytes) == (0, 0, 0)
+
+
+def test_what_another_thread_encodes_is_settled_when_that_is_done(encoding):
+    bench, handle, go_on = encoding
+    threading.Timer(0.05, go_on).start()
+    bench.executor.settle(handle)
+    assert handle.state is State.STORED
 
 
 def test_memory_says_whether_it_is_the_tensors_own():
     # Views count from the start of the storage in the one and of the region in the other.
-    bench = Bench(CpuDevice(0))
+    bench = Bench(CpuDevice())
     handle = bench.handle(values())
     own = bench.executor.memory(handle)
     bench.executor.swap_out(handle, handle.source, get_codec("zvc"))
@@ -558,7 +521,7 @@ def test_memory_says_whether_it_is_the_tensors_own():
 
 
 def test_a_handle_counts_on_without_its_memory():
-    bench = Bench(CpuDevice(0))
+    bench = Bench(CpuDevice())
     x = values()
     storage = weakref.ref(x.untyped_storage())
     handle = bench.swap_out(x)

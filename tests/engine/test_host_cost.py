@@ -46,7 +46,7 @@ def counted(run):
 def test_python_calls_of_a_swapped_tensor(codec, most, monkeypatch):
     if most is MOST_CALLS_GENERAL_WAY:
         look_every(monkeypatch, 1)
-    engine = SwapEngine(SwapConfig(codec=codec, min_bytes=0, workers=0, remat=False))
+    engine = SwapEngine(SwapConfig(codec=codec, min_bytes=0, remat=False))
     x = torch.relu(torch.randn(1 << 10, generator=torch.Generator().manual_seed(0)))
 
     def step():
@@ -66,7 +66,7 @@ def test_python_calls_of_a_swapped_tensor(codec, most, monkeypatch):
 @pytest.mark.usefixtures("no_limit")
 def test_python_calls_of_a_tensor_that_is_computed_again(monkeypatch):
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-6)
-    engine = SwapEngine(SwapConfig(min_bytes=0, workers=0))
+    engine = SwapEngine(SwapConfig(min_bytes=0))
     leaf = torch.randn(1 << 16, requires_grad=True)
     hooks = torch.autograd.graph.saved_tensors_hooks(engine.pack, engine.unpack)
 

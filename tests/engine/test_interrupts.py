@@ -8,23 +8,22 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize(("workers", "codec"), [(0, "auto"), (1, "int8")])
-def test_a_ctrl_c_arrives_and_leaves_nothing_behind(workers, codec, forked):
-    interrupt(forked, workers, codec, tries=12)
+@pytest.mark.parametrize("codec", ["auto", "int8"])
+def test_a_ctrl_c_arrives_and_leaves_nothing_behind(codec, forked):
+    interrupt(forked, codec, tries=12)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("codec", ["auto", "int8"])
-@pytest.mark.parametrize("workers", [0, 1, 2])
-def test_many_a_ctrl_c_arrives_and_leaves_nothing_behind(workers, codec, forked):
-    interrupt(forked, workers, codec, tries=50)
+def test_many_a_ctrl_c_arrives_and_leaves_nothing_behind(codec, forked):
+    interrupt(forked, codec, tries=50)
 
 
-def interrupt(forked, workers, codec, tries):
+def interrupt(forked, codec, tries):
     """Train under that many interrupts, at other moments each."""
     program = Path(__file__).with_name("interrupted_training.py")
     # In a process of its own: an interrupt that comes late would end pytest.
-    done = forked.run(program.read_text("utf-8"), workers, codec, tries, 0, timeout=250)
+    done = forked.run(program.read_text("utf-8"), codec, tries, 0, timeout=250)
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found == dict.fromkeys(found, 0)

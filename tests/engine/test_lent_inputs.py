@@ -57,7 +57,7 @@ def test_an_encoding_that_others_are_computed_from_is_decoded_once(monkeypatch, 
     monkeypatch.setattr(InLine, "decode", noted)
     given = leaves()
     wanted = torch.autograd.grad(loss(*given), given)
-    with cswap.swapping(min_bytes=0, workers=0, codec="zvc") as engine:
+    with cswap.swapping(min_bytes=0, codec="zvc") as engine:
         for _ in range(4):
             del decoded[:]
             assert equal(gradients(engine, loss, given), wanted)

@@ -10,7 +10,7 @@ import cswap
 from cswap.advisor.time_limit import TimeLimit
 from cswap.engine.order.looks import EARLY, EVERY
 
-OPTIONS: dict[str, Any] = {"min_bytes": 0, "workers": 0, "remat": False}
+OPTIONS: dict[str, Any] = {"min_bytes": 0, "remat": False}
 
 
 class Scaled(nn.Module):

@@ -15,7 +15,7 @@ from cswap.engine.order.newest import LINK_SHARE, Newest
 from cswap.engine.order.step_order import MOST_CALLS
 from cswap.engine.replay.shared_slot import SharedSlot
 
-OPTIONS: dict[str, Any] = {"min_bytes": 0, "workers": 0, "codec": "raw", "remat": False}
+OPTIONS: dict[str, Any] = {"min_bytes": 0, "codec": "raw", "remat": False}
 ONE = 32 * 32 * 4
 
 
@@ -223,7 +223,7 @@ class Pooled(nn.Module):
 
 def test_a_tensor_that_is_not_held_takes_nothing_of_the_budget():
     model, x = Pooled(), torch.randn(2, 4, 32, 32, requires_grad=True)
-    with cswap.install(model, min_bytes=0, workers=0, budget=4 * x.nbytes) as handle:
+    with cswap.install(model, min_bytes=0, budget=4 * x.nbytes) as handle:
         counts = [staying(handle.engine, lambda: model(x).backward()) for _ in range(6)]
         assert handle.stats.by_codec["unread"].count > 0
     assert [nbytes // x.nbytes for *_, nbytes in counts][-2:] == [4, 4]

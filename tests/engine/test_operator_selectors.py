@@ -19,7 +19,7 @@ from cswap.engine.saved.operators import MOST_NAMES, OperatorRules, names_of
 from cswap.errors import ConfigError
 from tests.engine.engines import assert_empty
 
-OPTIONS: dict[str, Any] = {"min_bytes": 0, "workers": 0, "codec": "zvc", "remat": False}
+OPTIONS: dict[str, Any] = {"min_bytes": 0, "codec": "zvc", "remat": False}
 STEPS = 5
 """By the fourth, slots take the tensors, and others rest."""
 
@@ -152,9 +152,8 @@ def test_tensors_stay_in_every_step(options, expected):
         assert counts(engine, attention(32)) == expected
 
 
-@pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("options", [options for options, _ in N_CASES])
-def test_gradients_are_equal(options, workers):
+def test_gradients_are_equal(options):
     def gradients(context):
         torch.manual_seed(0)
         q, k = leaf(32, 16), leaf(32, 16)
@@ -167,7 +166,7 @@ def test_gradients_are_equal(options, workers):
         return found
 
     expected = gradients(nullcontext())
-    swapping = cswap.swapping(**{**OPTIONS, **options, "workers": workers, "remat": True})
+    swapping = cswap.swapping(**{**OPTIONS, **options, "remat": True})
     assert all(map(torch.equal, gradients(swapping), expected))
 
 
@@ -337,7 +336,7 @@ def test_exclude_holds_where_another_operators_tensor_was_computed_again(taken):
     h, w = leaf(512, 64), leaf(64, 64)
     expected = torch.autograd.grad((functional.gelu(h) @ w).sum(), (h, w))
     again, before = [], 0
-    with cswap.swapping(min_bytes=0, workers=0, exclude="op:mm") as engine:
+    with cswap.swapping(min_bytes=0, exclude="op:mm") as engine:
         for n in range(8):
             y = functional.gelu(h)
             loss = (y.mm(w) if n == 5 else y @ w).sum()

@@ -26,7 +26,7 @@ def run(no_limit):
 
     def steps(n, *, holds, **options):
         net, kept = model(), []
-        options = {"min_bytes": 0, "workers": 0, "remat": False} | options
+        options = {"min_bytes": 0, "remat": False} | options
         with cswap.install(net, **options) as handle:
             for step in range(n):
                 x = batch()
@@ -66,7 +66,7 @@ def test_an_output_that_the_program_holds_stays():
     linear, kept = nn.Linear(64, 64), []
     nn.init.constant_(linear.bias, -1.0)  # or half of the output is zero, which is not enough
     net = nn.Sequential(linear, nn.ReLU())
-    with cswap.install(net, min_bytes=0, workers=0, remat=False) as handle:
+    with cswap.install(net, min_bytes=0, remat=False) as handle:
         for _ in range(4):
             x = torch.randn(1024, 64)
             out = net(x)
@@ -81,7 +81,7 @@ def test_a_look_at_a_node_in_forward_says_nothing(no_limit):
     linear, kept = nn.Linear(64, 64), []
     nn.init.constant_(linear.bias, -1.0)
     net = nn.Sequential(linear, nn.ReLU())
-    with cswap.install(net, min_bytes=0, workers=0, remat=False) as handle:
+    with cswap.install(net, min_bytes=0, remat=False) as handle:
         for _ in range(4):
             x = torch.randn(1024, 64)
             out = net(x)
@@ -95,7 +95,7 @@ def test_a_look_at_a_node_in_forward_says_nothing(no_limit):
 
 def test_explanations_name_them(no_limit):
     net, x = model(), batch()
-    with cswap.install(net, min_bytes=0, workers=0, remat=False) as handle:
+    with cswap.install(net, min_bytes=0, remat=False) as handle:
         for _ in range(3):
             net(x).square().mean().backward()
         first = handle.engine.explain()[0]
@@ -139,7 +139,7 @@ def test_a_tensor_that_is_computed_again_stays_if_it_is_held(no_limit, monkeypat
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-6)
     leaf, w = torch.randn(1024, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
     kept = []
-    with cswap.swapping(min_bytes=0, workers=0) as engine:
+    with cswap.swapping(min_bytes=0) as engine:
         for holds in (True, True, True, False, False, False):
             engine.begin_step()
             y = nn.functional.gelu(leaf * 2.0)

@@ -14,6 +14,8 @@ from torch import nn
 import cswap
 from cswap.engine.order.plan_follower import PlanFollower
 from cswap.engine.replay.again_slot import AgainSlot
+from cswap.engine.saved import reclaim
+from cswap.engine.transfer import device_lanes
 from cswap.errors import ConfigError
 from cswap.plan import planner
 from cswap.plan.hardware import load_hardware
@@ -24,6 +26,7 @@ from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.recompute import modules_to_recompute
 from cswap.schema.executable import obstacles
 from cswap.schema.plan import Action, Decision, Plan
+from tests.devices.sim import SimDevice
 
 
 class Block(nn.Module):
@@ -59,7 +62,7 @@ def equal(a, b):
 
 def saved_by(model, x=X, **options):
     """What the engine sees of a step: (module, bytes) by position."""
-    with cswap.install(model, min_bytes=0, workers=0, **options) as handle:
+    with cswap.install(model, min_bytes=0, **options) as handle:
         gradients(model, x)
     found = handle.engine.explain()
     return [(e.site.scope, e.profile.nbytes) for e in found if e.profile is not None]
@@ -80,7 +83,7 @@ def test_keep_and_swap_are_obeyed_and_positions_do_not_shift():
     for position in kept:
         old = decisions[position]
         decisions[position] = Decision("keep", module=old.module, nbytes=old.nbytes)
-    with cswap.install(model, plan=Plan(decisions), min_bytes=0, workers=0) as handle:
+    with cswap.install(model, plan=Plan(decisions), min_bytes=0) as handle:
         for _ in range(3):
             assert equal(gradients(model), expected)
     assert len(kept) == 4
@@ -103,7 +106,7 @@ def test_another_step_than_planned_ends_the_plan_with_one_notice(other, caplog):
     expected = gradients(model, x)
     with (
         caplog.at_level(logging.WARNING, "cswap"),
-        cswap.install(model, plan=plan, min_bytes=0, workers=0) as handle,
+        cswap.install(model, plan=plan, min_bytes=0) as handle,
     ):
         for _ in range(3):
             assert equal(gradients(model, x), expected)
@@ -123,7 +126,7 @@ def test_a_module_of_which_all_is_to_be_recomputed_is():
     plan = Plan(decisions)
     recomputed = modules_to_recompute(plan, model)
     assert set(recomputed) == {"1", "2"}
-    with cswap.install(model, plan=plan, min_bytes=0, workers=0) as handle:
+    with cswap.install(model, plan=plan, min_bytes=0) as handle:
         runs = []
         model[1].up.register_forward_hook(lambda *_: runs.append(1))
         for _ in range(3):
@@ -177,7 +180,7 @@ def test_single_tensors_of_a_published_plan_are_computed_again(policy, monkeypat
     counts = Counter(d.action for d in plan.decisions.values())
     assert counts["recompute"] > 0
     assert modules_to_recompute(plan, model) == {}
-    with cswap.install(model, plan=plan, min_bytes=1024, workers=0) as handle:
+    with cswap.install(model, plan=plan, min_bytes=1024) as handle:
         for _ in range(3):
             assert equal(gradients(model), expected)
         assert handle.engine._state.follower.drift == ""
@@ -193,7 +196,7 @@ def test_a_tensor_that_no_chain_makes_is_swapped_and_counted(remat, caplog):
     model = make_model()
     expected = gradients(model)
     decisions = {p: replace(d, module="") for p, d in plan_of(model, action="recompute").items()}
-    options = {"min_bytes": 0, "workers": 0, "codec": "raw", "remat": remat, "budget": None}
+    options = {"min_bytes": 0, "codec": "raw", "remat": remat, "budget": None}
     with cswap.install(model, plan=Plan(decisions), **options) as handle:
         for _ in range(2):
             assert equal(gradients(model), expected)
@@ -211,7 +214,7 @@ def test_a_plan_computes_again_beside_a_window(options):
     model = make_model()
     expected = gradients(model)
     decisions = {p: replace(d, module="") for p, d in plan_of(model, action="recompute").items()}
-    options = {"min_bytes": 0, "workers": 0, "codec": "raw", **options}
+    options = {"min_bytes": 0, "codec": "raw", **options}
     with cswap.install(model, plan=Plan(decisions), **options) as handle:
         for _ in range(2):
             assert equal(gradients(model), expected)
@@ -219,15 +222,18 @@ def test_a_plan_computes_again_beside_a_window(options):
 
 
 @pytest.mark.parametrize(("prefetch", "hit"), [(0, False), (2, True), (None, True)])
-def test_swap_ins_start_when_the_plan_says(prefetch, hit):
+def test_swap_ins_start_when_the_plan_says(prefetch, hit, monkeypatch):
     model = make_model(n=8)
     plan = Plan(plan_of(model, codec="raw", prefetch=prefetch))
-    with cswap.install(model, plan=plan, min_bytes=0, workers=1) as handle:
+    monkeypatch.setattr(device_lanes, "cpu_device", lambda: SimDevice(0, eager=True))
+    with cswap.install(model, plan=plan, min_bytes=0) as handle:
+        reclaim._reclaimers.discard(handle.engine._state.reclaimer)  # the device is for one thread
         for _ in range(4):
             model.zero_grad()
             loss = model(X).square().sum()
             handle.engine.synchronize()
             loss.backward()
+    assert handle.stats.fallbacks == 0
     assert (handle.stats.prefetch_hits > 0) is hit
 
 
@@ -244,7 +250,7 @@ def test_excluded_operators_stay_whatever_the_plan_says():
     model = make_model()
     expected = gradients(model)
     plan = Plan(plan_of(model, codec="zvc"))
-    with cswap.install(model, plan=plan, min_bytes=0, workers=0, exclude="op:relu") as handle:
+    with cswap.install(model, plan=plan, min_bytes=0, exclude="op:relu") as handle:
         for n in range(1, 4):
             assert equal(gradients(model), expected)
             assert handle.stats.kept_by_reason["excluded"] == 4 * n
@@ -266,7 +272,7 @@ def test_slots_take_what_a_plan_swaps_and_computes_again():
         position: Decision(actions.get(module, "swap"), "raw", nbytes=nbytes)
         for position, (module, nbytes) in enumerate(saved_by(model, remat=False))
     }
-    with cswap.install(model, plan=Plan(decisions), min_bytes=0, workers=0) as handle:
+    with cswap.install(model, plan=Plan(decisions), min_bytes=0) as handle:
         steps = []
         for _ in range(5):
             before = handle.stats
@@ -299,7 +305,7 @@ def test_another_batch_in_a_step_of_slots_ends_the_plan(step, caplog):
     expected = [gradients(model, x) for x in batches]
     with (
         caplog.at_level(logging.WARNING, "cswap"),
-        cswap.install(model, plan=plan, min_bytes=0, workers=0) as handle,
+        cswap.install(model, plan=plan, min_bytes=0) as handle,
     ):
         for x, gradient in zip(batches, expected, strict=True):
             before = handle.stats.by_codec.get("rle")
@@ -325,7 +331,7 @@ def test_what_slots_have_learned_from_a_plan_ends_with_it():
     model = Grown(make_model())
     decisions = plan_of(model, codec="rle")
     decisions |= {n: replace(decisions[n], action="keep") for n in (1, 2)}
-    with cswap.install(model, plan=Plan(decisions), min_bytes=0, workers=0) as handle:
+    with cswap.install(model, plan=Plan(decisions), min_bytes=0) as handle:
         for _ in range(3):
             gradients(model)
         model.grows = True

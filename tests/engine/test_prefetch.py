@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
-import pytest
 import torch
 
-from cswap.config import SwapConfig
-from cswap.engine.engine import SwapEngine
 from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import StepOrder
 from cswap.engine.saved.aliases import make_token
+from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.ready_budget import ReadyBudget
+from tests.engine.engines import engine_over_a_link
 
 NO_LANE: Any = None  # nothing here moves a tensor
 
@@ -170,13 +170,13 @@ def test_one_result_may_always_wait_and_counts_once():
     assert budget.fits(100)
 
 
-@pytest.mark.parametrize(("threads", "ahead"), [(1, 2), (4, 0), (8, 0)])
-def test_a_cpu_decodes_ahead_only_beside_a_free_core(threads, ahead, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(4)), raising=False)
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0, workers=1))
-    engine.unpack(engine.pack(torch.zeros(1 << 12)))
-    lane = engine._state.lanes.of(torch.device("cpu"))
-    assert lane is not None
-    assert lane.ahead == ahead
-    engine.close()
+def test_tensors_of_a_device_without_a_link_are_passed_over():
+    engine = engine_over_a_link(0, codec="raw", min_bytes=0)
+    packed: list[Any] = [engine.pack(torch.randn(1 << 12)) for _ in range(3)]
+    engine.synchronize()
+    between = packed[1].token
+    lane, between.lane = between.lane, SimpleNamespace(ahead=0)
+    engine.unpack(packed[2])
+    between.lane = lane
+    states = [one.token.handle.state for one in packed]
+    assert states == [State.READY, State.STORED, State.STORED]

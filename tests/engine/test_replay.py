@@ -26,7 +26,7 @@ STEPS = 6
 
 N = 1 << 12
 
-RAW: Final[dict[str, Any]] = {"min_bytes": 0, "workers": 0, "codec": "raw", "remat": False}
+RAW: Final[dict[str, Any]] = {"min_bytes": 0, "codec": "raw", "remat": False}
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def ordered(monkeypatch):
 
 
 def swapping(codec="raw", **options):
-    return cswap.swapping(min_bytes=0, workers=0, codec=codec, remat=False, **options)
+    return cswap.swapping(min_bytes=0, codec=codec, remat=False, **options)
 
 
 def engine_of(codec="raw", **options):
@@ -443,7 +443,7 @@ def test_the_advisor_learns_of_tensors_that_go_by_order(monkeypatch, net):
     monkeypatch.setattr(InLineSlot, "take", taken)
     monkeypatch.setattr(Advisor, "has_used", used)
     x = (torch.randn(1024, 256) * (torch.rand(1024, 256) < 0.1)).requires_grad_()
-    with cswap.swapping(min_bytes=2048, workers=0, remat=False, slowdown=100) as engine:
+    with cswap.swapping(min_bytes=2048, remat=False, slowdown=100) as engine:
         for _ in range(12):
             net(x).sum().backward()
         measured: Counter[str] = Counter()
@@ -460,7 +460,7 @@ def test_an_order_waits_while_other_tensors_are_saved(monkeypatch):
     orders: list[InLineSlot] = []
     make, take = InLineSlot.__init__, InLineSlot.take
     weights, small = torch.nn.Parameter(torch.randn(64, 64)), torch.randn(4)
-    engine = SwapEngine(SwapConfig(workers=0, codec="raw", min_bytes=1024, remat=False))
+    engine = SwapEngine(SwapConfig(codec="raw", min_bytes=1024, remat=False))
     n_taken = [0]
 
     def made(self, *args):

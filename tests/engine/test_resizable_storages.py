@@ -19,7 +19,7 @@ def test_after_a_swap(codec, verify):
     x = tensor()
     if not takes(get_codec(codec), x.dtype, "cpu"):
         x = tensor(torch.bool)
-    with cswap.swapping(codec=codec, min_bytes=0, workers=0, verify=verify) as engine:
+    with cswap.swapping(codec=codec, min_bytes=0, verify=verify) as engine:
         for _ in range(3):  # with a handle, and without
             engine.begin_step()
             back = engine.unpack(engine.pack(x))
@@ -32,7 +32,6 @@ def test_after_a_swap_to_the_disk(tmp_path):
     options = {"codec": "raw", "min_bytes": 0, "host_limit": 0, "spill_dir": tmp_path}
     with cswap.swapping(**options) as engine:
         packed = engine.pack(x)
-        engine.synchronize()
         assert engine.stats.disk_bytes
         engine.unpack(packed)
     assert x.untyped_storage().resizable()
@@ -40,7 +39,7 @@ def test_after_a_swap_to_the_disk(tmp_path):
 
 def test_after_a_choice():
     x = tensor()
-    with cswap.swapping(min_bytes=0, workers=0) as engine:
+    with cswap.swapping(min_bytes=0) as engine:
         engine.unpack(engine.pack(x))
     assert x.untyped_storage().resizable()
 

@@ -74,7 +74,7 @@ def calls_counted():
 def test_a_tensor_that_stays_takes_a_call_in_each_hook(general):
     net: Any = Net()
     x = torch.randn(ROWS, WIDTH)
-    with cswap.install(net, fit=1 << 40, min_bytes=1024, workers=0) as handle:
+    with cswap.install(net, fit=1 << 40, min_bytes=1024) as handle:
         for _ in range(STEPS):
             step(net, x)
         goal: Any = handle.goal
@@ -104,7 +104,7 @@ def test_gradients_and_counts_are_those_of_the_general_way(monkeypatch, general,
 
     def trained(*, inline):
         net, seen = Net(), []
-        with cswap.install(net, fit=1 << 40, min_bytes=1024, workers=0) as handle:
+        with cswap.install(net, fit=1 << 40, min_bytes=1024) as handle:
             if not inline:
                 monkeypatch.setattr("cswap.engine.replay.replay.Replay._is_special", _yes)
             for n in range(2 * STEPS):
@@ -137,7 +137,7 @@ def _counts(stats):
 def test_other_tensors_at_the_places_of_those_that_stay_are_seen(monkeypatch, general):
     monkeypatch.setattr("cswap.quiet_modules.quiet_modules.QuietModules.run", lambda *_: None)
     net, plain = Net(), Net()
-    with cswap.install(net, fit=1 << 40, min_bytes=1024, workers=0) as handle:
+    with cswap.install(net, fit=1 << 40, min_bytes=1024) as handle:
         for n in range(2 * STEPS):
             rows = ROWS // 2 if STEPS <= n < STEPS + 4 else ROWS
             x = torch.randn(rows, WIDTH)
@@ -152,7 +152,7 @@ def test_a_tensor_that_stays_is_not_to_be_modified(monkeypatch):
     monkeypatch.setattr("cswap.quiet_modules.quiet_modules.QuietModules.run", lambda *_: None)
     net: Any = Net()
     x = torch.randn(ROWS, WIDTH)
-    with cswap.install(net, fit=1 << 40, min_bytes=1024, workers=0):
+    with cswap.install(net, fit=1 << 40, min_bytes=1024):
         for _ in range(STEPS):
             step(net, x)
         loss = net(x)
@@ -172,7 +172,7 @@ def test_no_tensor_comes_to_the_hooks_under_autocast_where_all_stay(monkeypatch)
 
     monkeypatch.setattr(HookPair, "pack", noted)
     counts = []
-    with cswap.install(net, fit=1 << 40, min_bytes=1024, workers=0):
+    with cswap.install(net, fit=1 << 40, min_bytes=1024):
         for _ in range(2 * STEPS):
             seen.clear()
             step(net, x, torch.bfloat16)

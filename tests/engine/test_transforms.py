@@ -13,7 +13,7 @@ from torch.func import functional_call, stack_module_state
 
 import cswap
 
-ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc", "workers": 0}
+ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
 
 
 def net():

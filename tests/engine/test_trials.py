@@ -18,7 +18,7 @@ from torch.nn import functional
 import cswap
 from cswap.engine.trials import Trials
 
-ALL: Any = {"min_bytes": 0, "workers": 0, "slowdown": 1e6}
+ALL: Any = {"min_bytes": 0, "slowdown": 1e6}
 
 
 class Branch(nn.Module):

@@ -90,11 +90,10 @@ def equal(found, wanted):
     return all(map(same_bits, found, wanted))
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_nothing_is_held_of_them(let_go, workers):
+def test_nothing_is_held_of_them(let_go):
     x = images()
     wanted = torch.autograd.grad(pooled(x), x)
-    with swapping(workers=workers) as engine:
+    with swapping() as engine:
         for step in range(STEPS):
             engine.begin_step()
             h = x * 2
@@ -283,7 +282,7 @@ def test_one_whose_node_is_not_found_stays_and_goes_the_general_way(let_go, give
         return F.max_pool2d(x * 2, 2).sum()  # nothing is saved after it
 
     wanted = torch.autograd.grad(last(x), x)
-    with swapping(codec="raw", workers=0) as engine:
+    with swapping(codec="raw") as engine:
         for _ in range(STEPS):
             assert equal(grads(engine, last, x), wanted)
         stats = engine.stats
@@ -465,8 +464,7 @@ def test_random_programs(seed, let_go, given_up):
     for _ in range(12):
         steps = program(rng)
         x = torch.randn(2, 3, 6, 6, requires_grad=True)
-        options = {"workers": rng.randrange(2)}
-        with swapping(**options) as engine:
+        with swapping() as engine:
             for _ in range(5):
                 mine = changed(steps, rng) if rng.random() < 0.3 else steps
                 loss = partial(run, mine)

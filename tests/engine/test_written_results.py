@@ -80,18 +80,16 @@ LOSSES = [saved_twice, saved_thrice, an_input_of_another]
 
 @pytest.mark.parametrize("whole", [True, False], ids=["whole", "short"])
 @pytest.mark.parametrize("options", [{}, {"codec": "zvc", "remat": False}], ids=["remat", "zvc"])
-@pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_write_into_a_result_reaches_no_other_user(loss, workers, options, whole, monkeypatch):
+def test_a_write_into_a_result_reaches_no_other_user(loss, options, whole, monkeypatch):
     if whole:
         look_every(monkeypatch, 1)
     given = [torch.randn(n, 64, requires_grad=True) for n in (512, 64)]
     wanted = torch.autograd.grad(loss(*given, write=False), given)
-    with cswap.swapping(min_bytes=0, workers=workers, **options) as engine:
+    with cswap.swapping(min_bytes=0, **options) as engine:
         for _ in range(STEPS):
             engine.begin_step()
             total = loss(*given, write=True)
-            engine._state.lanes.drain()  # else a worker that is late leaves tensors in place
             found = gradients(total, given)
             assert found is None or all(map(torch.equal, found, wanted))
             del total, found
@@ -137,7 +135,7 @@ def test_random_programs_whose_backward_writes(seed, options):
     torch.manual_seed(seed)
     given = [torch.randn(n, 64, requires_grad=True) for n in (256, 64)]
     wanted = torch.autograd.grad(random_loss(seed, *given, write=False), given)
-    with cswap.swapping(min_bytes=0, workers=seed % 2, **options) as engine:
+    with cswap.swapping(min_bytes=0, **options) as engine:
         for step in range(STEPS):
             engine.begin_step()
             total = random_loss(seed, *given, write=True)

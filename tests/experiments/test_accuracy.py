@@ -21,7 +21,6 @@ pytest.importorskip("scipy")
 from rich.console import Console
 from typer.testing import CliRunner
 
-import cswap
 from bench.__main__ import app
 from bench.accuracy import schedule
 from bench.accuracy.tasks import make
@@ -217,20 +216,6 @@ def test_a_codec_that_was_not_used_has_no_error_to_show(monkeypatch):
     monkeypatch.setattr(gradients, "_lossy_bytes", lambda _handle: 0.0)
     monkeypatch.setattr(gradients, "MOST_STEPS", 2)
     assert gradients.errors(model, task, ("int8",), 0) == {"int8": None}  # not zeros
-
-
-def test_whether_a_codec_was_used_does_not_depend_on_when_its_workers_have_time(monkeypatch):
-    # A tensor that no worker has encoded when backward asks makes its round trip uncounted.
-    task, workers = make_task("cnn", quick=True, n_steps=2), []
-    install = cswap.install
-
-    def noted(model, **options):
-        workers.append(options.get("workers"))
-        return install(model, **options)
-
-    monkeypatch.setattr(cswap, "install", noted)
-    gradients.errors(task.build(), task, ("lossless", "int8"), 0)
-    assert workers == [0, 0]
 
 
 def test_tensors_that_are_computed_again_count_among_the_eligible_ones():

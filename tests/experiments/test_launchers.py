@@ -83,7 +83,7 @@ def train_apart(folder, *options, by):
 
 
 def found_in(folder):
-    """The document without its machine, and without bytes: they depend on the workers' times."""
+    """The document without its machine, and without bytes: they depend on measured times."""
     document = json.loads((folder / "results.json").read_text())
     timed = ("held_bytes", "eligible_bytes", "by_codec")
     runs = [{k: v for k, v in run.items() if k not in timed} for run in document["runs"]]

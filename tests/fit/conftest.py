@@ -135,7 +135,7 @@ def install():
     handles = []
 
     def make(model, **options):
-        handle = cswap.install(model, **{"min_bytes": 0, "workers": 0, **options})
+        handle = cswap.install(model, **{"min_bytes": 0, **options})
         handles.append(handle)
         return handle
 

@@ -40,7 +40,7 @@ def test_a_buffer_is_not_counted_as_memory_of_autograd():
     torch.manual_seed(0)
     net, numbers = Net(), random.Random(0)
     resident = 2 * sum(p.nbytes for p in net.parameters())
-    with cswap.install(net, min_bytes=0, workers=0, fit=resident + 30_000) as handle:
+    with cswap.install(net, min_bytes=0, fit=resident + 30_000) as handle:
         for n in range(N_STEPS):
             net.zero_grad(set_to_none=True)
             batch = torch.randn(18 if n % 7 == 0 else 16, 32)

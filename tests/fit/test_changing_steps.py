@@ -32,7 +32,7 @@ __all__ = ["machine"]
 
 STEPS = 28
 WIDTH = 32
-DEFAULT_SEEDS = (0, 3, 9, 14, 15)
+DEFAULT_SEEDS = (4, 5, 10, 11, 14)
 """Programs in which slots take many tensors before and between the changes, and one without."""
 SLOW_SEEDS = 80
 
@@ -268,7 +268,7 @@ class Step:
 
 def options_of(draw):
     """Goals in nine of ten."""
-    options = {"min_bytes": draw.choice((0, 1024)), "workers": draw.choice((0, 1))}
+    options = {"min_bytes": draw.choice((0, 1024))}
     if draw.random() < 0.3:  # a tensor that can be computed again has no codec
         options["remat"] = False
     if draw.random() < 0.9:

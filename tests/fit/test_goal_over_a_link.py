@@ -49,7 +49,7 @@ def machine(monkeypatch):
         return -1 if in_backward else threading.get_ident()
 
     device: Any = types.SimpleNamespace(type="cuda", index=0)
-    monkeypatch.setattr(device_lanes, "cpu_device", lambda _workers: made.device)
+    monkeypatch.setattr(device_lanes, "cpu_device", lambda: made.device)
     monkeypatch.setattr(controller, "device_of", lambda _model: device)
     monkeypatch.setattr(controller, "usable_bytes", lambda _device: 0)  # for no plain step
     monkeypatch.setattr(controller, "link_rates", lambda _: LinkRates(1e9, 1e9, 0.8e9))

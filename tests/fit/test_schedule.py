@@ -28,7 +28,7 @@ HALF = 0.5
 def goal(training, sizes):
     """Options of a goal at half of the saved bytes."""
     resident, saved = sizes(training)
-    return {"fit": int(resident + HALF * saved), "workers": 0, "min_bytes": 0}
+    return {"fit": int(resident + HALF * saved), "min_bytes": 0}
 
 
 @pytest.fixture

@@ -43,8 +43,7 @@ def test_install_on_a_model_swaps_what_it_saves_until_removed():
     handle = cswap.install(net, **ALL)
     for _ in range(3):
         assert equal(grads(net, X), expected)
-    swapped = handle.stats.swapped + handle.stats.kept_by_reason.get("wanted_early", 0)
-    assert swapped >= 3
+    assert handle.stats.swapped >= 3
     handle.remove()
     handle.remove()
     packed = handle.stats.packed
@@ -97,7 +96,7 @@ def test_a_handle_removed_under_other_hooks_leaves_them_alone():
 
 
 def test_stats_have_every_field_and_print_as_a_table():
-    with cswap.install(**ALL, workers=0) as handle:
+    with cswap.install(**ALL) as handle:
         grads(model(), X)
     stats = handle.stats
     data = stats.to_dict()
@@ -187,7 +186,7 @@ BAD = [
     ({"budget": -1}, ConfigError, "budget=-1"),
     ({"budget": True}, ConfigError, "budget=True"),
     ({"keep_last": -1}, ConfigError, "keep_last=-1"),
-    ({"workers": "two"}, ConfigError, "workers='two'"),
+    ({"workers": 2}, ConfigError, "workers: no such option. Known: codec"),
     ({"verify": "maybe"}, ConfigError, "verify='maybe'"),
     ({"exclude": 3}, ConfigError, "exclude=3"),
     ({"spill_dir": "/nowhere/at/all"}, ConfigError, "existing, writable directory"),
@@ -238,10 +237,8 @@ def test_a_disk_that_is_full_costs_memory_not_gradients(tmp_path, monkeypatch):
     net = model()
     expected = grads(net, X)
     monkeypatch.setattr(os, "write", full)
-    # In line: beside the computation, backward may want every tensor before it is on its way.
-    with cswap.install(net, host_limit=0, spill_dir=tmp_path, workers=0, **ALL) as handle:
+    with cswap.install(net, host_limit=0, spill_dir=tmp_path, **ALL) as handle:
         assert equal(grads(net, X), expected)
-        handle.engine.synchronize()
     assert handle.stats.fallbacks >= 1
     assert set(handle.stats.fallbacks_by_reason) == {"disk"}
 
@@ -252,7 +249,7 @@ def test_a_codec_function_that_raises_costs_a_fallback_and_is_named(caplog):
 
     net = model()
     expected = grads(net, X)
-    with cswap.install(net, codec=choose, min_bytes=0, workers=0) as handle:
+    with cswap.install(net, codec=choose, min_bytes=0) as handle:
         assert equal(grads(net, X), expected)
     assert "choose: KeyError: 'oops'" in caplog.text
     assert handle.stats.fallbacks_by_reason == {"advisor": handle.stats.fallbacks}
@@ -261,7 +258,7 @@ def test_a_codec_function_that_raises_costs_a_fallback_and_is_named(caplog):
 
 @pytest.mark.parametrize(("budget", "told"), [("1MiB", 1), (None, 0)])
 def test_a_budget_on_a_cpu_is_said_to_gain_nothing(budget, told, caplog):
-    with cswap.install(model(), budget=budget, workers=0):
+    with cswap.install(model(), budget=budget):
         pass
     assert sum("on a CPU: host memory is device memory" in text for text in caplog.messages) == told
 
@@ -269,7 +266,7 @@ def test_a_budget_on_a_cpu_is_said_to_gain_nothing(budget, told, caplog):
 def test_a_codec_function_may_keep_a_tensor():
     net = model()
     expected = grads(net, X)
-    with cswap.install(net, codec=lambda _: "keep", min_bytes=0, workers=0, remat=False) as handle:
+    with cswap.install(net, codec=lambda _: "keep", min_bytes=0, remat=False) as handle:
         for _ in range(3):
             assert equal(grads(net, X), expected)
     stats = handle.stats
@@ -281,7 +278,7 @@ def test_spilled_files_are_private_and_gone_afterwards(tmp_path):
     net = model()
     expected = grads(net, X)
     modes = set()
-    with cswap.install(net, host_limit=0, spill_dir=tmp_path, workers=0, **ALL) as handle:
+    with cswap.install(net, host_limit=0, spill_dir=tmp_path, **ALL) as handle:
         net.zero_grad()
         loss = net(X).square().sum()
         for path in tmp_path.rglob("*"):
@@ -296,13 +293,10 @@ def test_spilled_files_are_private_and_gone_afterwards(tmp_path):
     assert not [p for p in tmp_path.rglob("*") if p.is_file()]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_without_room_on_the_host_the_log_says_that_tensors_stay(caplog, workers):
+def test_without_room_on_the_host_the_log_says_that_tensors_stay(caplog):
     net = model()
-    with cswap.install(net, host_limit=0, workers=workers, **ALL) as handle:
-        loss = net(X).square().sum()
-        handle.engine.synchronize()  # or backward may ask before the worker has come to any tensor
-        loss.backward()
+    with cswap.install(net, host_limit=0, **ALL):
+        net(X).square().sum().backward()
     said = "host_limit failed (full, and no spill_dir); such tensors stay on the device"
     assert sum(said in record.message for record in caplog.records) == 1
     assert "slower path" not in caplog.text
@@ -311,17 +305,17 @@ def test_without_room_on_the_host_the_log_says_that_tensors_stay(caplog, workers
 def test_exclude_and_include_by_class_and_glob():
     net = nn.Sequential(nn.Linear(64, 64), model())
     expected = grads(net, X)
-    with cswap.install(net, exclude=["1"], workers=0, **ALL) as handle:
+    with cswap.install(net, exclude=["1"], **ALL) as handle:
         assert equal(grads(net, X), expected)
     assert handle.stats.kept_by_reason["excluded"] > 0
-    with cswap.install(net, include=[nn.ReLU], workers=0, **ALL) as handle:
+    with cswap.install(net, include=[nn.ReLU], **ALL) as handle:
         assert equal(grads(net, X), expected)
     assert {e.site.kind for e in handle.engine.explain()} <= {"ReLU"}
 
 
 def test_keep_last_keeps_the_newest():
     net = model()
-    with cswap.install(net, keep_last=1, workers=0, **ALL) as handle:
+    with cswap.install(net, keep_last=1, **ALL) as handle:
         grads(net, X)  # which shows which one is the newest
         assert "budget" not in handle.stats.kept_by_reason
         grads(net, X)
@@ -336,7 +330,7 @@ def test_a_plan_says_what_happens_to_each_tensor():
     }
     net = model()
     expected = grads(net, X)
-    with cswap.install(net, plan=plan, min_bytes=0, workers=0) as handle:
+    with cswap.install(net, plan=plan, min_bytes=0) as handle:
         assert equal(grads(net, X), expected)
     assert handle.stats.kept_by_reason["plan"] == 1
     assert handle.stats.by_codec["rle"].count == 1
@@ -356,7 +350,7 @@ def test_lossy_gradients_are_close_and_repeatable(lossy, monkeypatch):
     expected = grads(net, X)
     found = []
     for _ in range(2):
-        with cswap.install(net, lossy=lossy, min_bytes=0, workers=0) as handle:
+        with cswap.install(net, lossy=lossy, min_bytes=0) as handle:
             found.append(grads(net, X))
     assert any(n.split("+")[-1] not in ("zvc", "expk", "rle") for n in handle.stats.by_codec)
     assert equal(*found)

@@ -37,7 +37,7 @@ def sequential():
 
 
 def install(model):
-    return cswap.install(model, min_bytes=0, codec="zvc", workers=0)  # none is wanted early
+    return cswap.install(model, min_bytes=0, codec="zvc")  # none is wanted early
 
 
 def installed_first(net):

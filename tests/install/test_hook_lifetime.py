@@ -15,7 +15,7 @@ import cswap
 from cswap import hook_stack
 from cswap.hooks import HookPair, Swapping
 
-ALL: dict[str, Any] = {"min_bytes": 0, "workers": 0, "guard_every": 0}
+ALL: dict[str, Any] = {"min_bytes": 0, "guard_every": 0}
 
 
 def top():

@@ -17,7 +17,7 @@ from cswap.errors import ConfigError
 from cswap.module_patch import is_marked
 from cswap.schema.plan import Decision, Plan
 
-ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc", "workers": 0}
+ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
 
 
 def net():

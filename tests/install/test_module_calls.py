@@ -24,7 +24,7 @@ def install():
     handles = []
 
     def make(model, **options):
-        handles.append(cswap.install(model, min_bytes=1, workers=0, codec="raw", **options))
+        handles.append(cswap.install(model, min_bytes=1, codec="raw", **options))
         return handles[-1]
 
     yield make
@@ -177,7 +177,7 @@ def test_a_module_of_two_models_is_followed_by_both(install):
 def test_a_model_that_nobody_needs_goes():
     net = make_net()
     references = [weakref.ref(module) for module in net.modules()]
-    handle = cswap.install(net, min_bytes=1, workers=0, codec="raw")
+    handle = cswap.install(net, min_bytes=1, codec="raw")
     net(torch.randn(8, 64)).sum().backward()
     del net, handle
     gc.collect()

@@ -68,7 +68,7 @@ def test_a_misspelt_or_wrong_option_is_an_error_for_checkers_too():
 
 GOOD: list[cswap.SwapOptions] = [
     {},
-    {"codec": "zvc", "min_bytes": "1KiB", "budget": 1 << 30, "workers": 0, "seed": 3},
+    {"codec": "zvc", "min_bytes": "1KiB", "budget": 1 << 30, "seed": 3},
     {"codec": lambda profile: "raw" if profile.nbytes > 9 else "keep"},
     {"codec": {"float32": "zvc", "op:gelu": "raw"}, "lossy": 0.01, "spill_dir": PACKAGE},
     {"exclude": nn.ReLU, "include": ["head", nn.GELU], "recompute": ("0", "blocks.*")},

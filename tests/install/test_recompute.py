@@ -351,9 +351,7 @@ def test_the_outermost_modules_are_recomputed_and_hold_less():
     for recompute in ((), "*"):
         torch.manual_seed(0)
         model = nn.Sequential(*(nn.Sequential(nn.Linear(N, N), nn.GELU()) for _ in range(4)))
-        with cswap.install(
-            model, recompute=recompute, codec="raw", min_bytes=0, workers=0
-        ) as handle:
+        with cswap.install(model, recompute=recompute, codec="raw", min_bytes=0) as handle:
             wrapped = [name for name, m in model.named_modules() if "forward" in vars(m) and name]
             assert wrapped == (["0", "1", "2", "3"] if recompute else [])
             x = torch.randn(512, N)

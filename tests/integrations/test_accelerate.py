@@ -13,7 +13,7 @@ from accelerate.tracking import GeneralTracker
 from cswap import ConfigError
 from cswap.integrations.accelerate import CswapPlugin
 
-OPTIONS = {"codec": "zvc", "min_bytes": 0, "workers": 0}
+OPTIONS = {"codec": "zvc", "min_bytes": 0}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the framework's own
 

@@ -31,7 +31,7 @@ def test_with_trainer(monkeypatch, tmp_path):
     pytest.importorskip("accelerate")
     monkeypatch.chdir(tmp_path)
     main = runpy.run_path(str(EXAMPLES / "with_trainer.py"))["main"]
-    history = main(["--cswap_min_bytes", "1KiB", "--cswap_workers", "0"]).state.log_history
+    history = main(["--cswap_min_bytes", "1KiB"]).state.log_history
     assert [entry["cswap/saved_mib"] > 0 for entry in history if "loss" in entry] == [True] * 3
 
 

@@ -15,7 +15,7 @@ except ImportError:
 from cswap.advisor.rates import PRICES_S_PER_BYTE
 from cswap.integrations.lightning import CswapCallback
 
-OPTIONS = {"codec": "zvc", "min_bytes": 0, "workers": 0}
+OPTIONS = {"codec": "zvc", "min_bytes": 0}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the framework's own
 
@@ -76,7 +76,7 @@ def test_an_exception_leaves_nothing_on_the_model(tmp_path, module, rows, untouc
 
 def test_lossy_codecs_and_their_guard_work(tmp_path, module, rows, untouched, monkeypatch):
     monkeypatch.setitem(PRICES_S_PER_BYTE, "cpu", 1e-6)  # these tensors are small
-    model, callback = module(), CswapCallback(lossy="int8", min_bytes=0, workers=0)
+    model, callback = module(), CswapCallback(lossy="int8", min_bytes=0)
     fit(tmp_path, model, rows(), callback)
     assert any("int8" in name for name in callback.stats.by_codec)
     assert untouched(model)

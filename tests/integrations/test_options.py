@@ -59,7 +59,7 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path, text):
 
 def test_figures_are_of_the_time_since_the_last_look(network, rows, untouched):
     model, batch = network(), rows()
-    session = Session(SwapConfig(codec="zvc", min_bytes=0, workers=0, remat=False))
+    session = Session(SwapConfig(codec="zvc", min_bytes=0, remat=False))
     assert set(session.figures().values()) == {0.0, 1.0}
     session.start(model)
     model(batch.x, batch.labels)["loss"].backward()

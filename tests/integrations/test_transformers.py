@@ -14,7 +14,7 @@ import transformers
 
 from cswap.integrations.transformers import CswapArguments, CswapCallback
 
-OPTIONS: dict[str, Any] = {"codec": "zvc", "min_bytes": 0, "workers": 0}
+OPTIONS: dict[str, Any] = {"codec": "zvc", "min_bytes": 0}
 FIGURES = {f"cswap/{name}" for name in ("held_mib", "saved_mib", "ratio", "remat_mib", "exposed_s")}
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of the frameworks' own
@@ -85,10 +85,10 @@ def test_an_exception_leaves_nothing_on_the_model(tmp_path, network, rows, untou
 
 def test_options_are_command_line_arguments():
     parser = transformers.HfArgumentParser(CswapArguments)
-    words = ["--cswap_lossy", "int8", "--cswap_budget", "2GiB", "--cswap_workers", "1"]
+    words = ["--cswap_lossy", "int8", "--cswap_budget", "2GiB", "--cswap_remat", "no"]
     (found,) = parser.parse_args_into_dataclasses(words)
     config = CswapCallback(found)._session.config
-    assert (config.lossy, config.budget, config.workers) == ("int8", 2 << 30, 1)
+    assert (config.lossy, config.budget, config.remat) == ("int8", 2 << 30, False)
     (found,) = parser.parse_args_into_dataclasses([])
     assert CswapCallback(found)._session.config.lossy == "off"
 
@@ -104,7 +104,7 @@ def test_gradient_checkpointing_is_spoken_of(tmp_path, rows, caplog):
         model.gradient_checkpointing_enable()
         trainer = make(tmp_path, model, data)
         if swap:
-            CswapCallback(min_bytes=0, workers=0).attach(trainer)
+            CswapCallback(min_bytes=0).attach(trainer)
         trainer.train()
         found.append(weights(model))
     assert all(map(torch.equal, *found))

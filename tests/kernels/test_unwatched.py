@@ -18,7 +18,7 @@ FIRST_STEP = """
 import torch, cswap
 from torch.profiler import ProfilerActivity, profile
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-handle = cswap.install(model, codec="zvc", min_bytes=1, workers=0)  # none is wanted too early
+handle = cswap.install(model, codec="zvc", min_bytes=1)  # none is wanted too early
 x = torch.randn(256, 64, requires_grad=True)
 with profile(activities=[ProfilerActivity.CPU], with_stack=True) as profiler:
     model(x).sum().backward()

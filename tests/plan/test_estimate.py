@@ -312,9 +312,7 @@ def test_positions_and_bytes_are_the_engines(name, min_bytes):
     model, x, loss, target = SMALL[name]()
     trace = estimate(model, x, loss, target, hardware=MACHINE, device="cpu", min_bytes=min_bytes)
     targets = target if isinstance(target, tuple) else (target,)
-    with cswap.install(
-        model, min_bytes=min_bytes, workers=0, codec=profiled, remat=False
-    ) as handle:
+    with cswap.install(model, min_bytes=min_bytes, codec=profiled, remat=False) as handle:
         loss(model(x), *targets).backward()
     assert saved_by_engine(handle.engine.explain()) == saved_by(trace)
 
@@ -325,7 +323,7 @@ def test_casts_of_parameters_have_no_positions():
     options = {"hardware": MACHINE, "device": "cpu", "min_bytes": 0}
     with torch.autocast("cpu", dtype=torch.bfloat16):
         trace = estimate(model, x, loss, target, **options)
-        with cswap.install(model, min_bytes=0, workers=0, codec=profiled, remat=False) as handle:
+        with cswap.install(model, min_bytes=0, codec=profiled, remat=False) as handle:
             loss(model(x), target).backward()
     assert saved_by_engine(handle.engine.explain()) == saved_by(trace)
     assert {t.dtype for t in trace.tensors if t.saved >= 0} >= {"bfloat16"}
@@ -340,7 +338,7 @@ def test_what_the_loss_saves_has_positions_if_everything_is_swapped():
         min_bytes=0,
         swap_loss=True,
     )
-    with cswap.install(min_bytes=0, workers=0, codec=profiled, remat=False) as handle:
+    with cswap.install(min_bytes=0, codec=profiled, remat=False) as handle:
         loss(model(x), target).backward()
     assert saved_by_engine(handle.engine.explain()) == saved_by(trace)
     assert "_log_softmax" in {t.name for t in trace.tensors if t.saved >= 0}
@@ -354,7 +352,7 @@ def test_engine_does_what_a_plan_made_from_an_estimate_says():
         for i in lifetimes(trace).swappable
     }
     plan = Plan({position: Decision("swap", codec) for position, codec in codecs.items()})
-    with cswap.install(model, plan=plan, min_bytes=4096, workers=0) as handle:
+    with cswap.install(model, plan=plan, min_bytes=4096) as handle:
         loss(model(x), target).backward()
     done = {e.position: (e.codec, e.reason) for e in handle.engine.explain()}
     assert done == {p: (codec, "the plan says so") for p, codec in codecs.items()}

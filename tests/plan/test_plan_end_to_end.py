@@ -18,7 +18,7 @@ from cswap.plan.simulator.lifetimes import live_bytes
 
 MIN_BYTES = 1 << 14
 FAST = Hardware("fast link", 1 << 40, {"float32": Flops(1e11, 1e11)}, 1e11, 1e18, 1e18)
-"""Swapping in line, without workers, is over at once."""
+"""Swapping on a CPU, in the thread that computes, is over at once."""
 
 
 def loss(output):
@@ -61,7 +61,7 @@ def test_the_peak_is_what_the_simulator_said(name, share):
     budget = int(floor + share * (full - floor))
     plan = make_plan(trace, FAST, budget, "tvdnn-heuristic", recompute=False)
     simulated = simulate(trace, FAST, plan, budget)
-    with cswap.install(model, plan=plan, min_bytes=MIN_BYTES, workers=0) as handle:
+    with cswap.install(model, plan=plan, min_bytes=MIN_BYTES) as handle:
         for _ in range(2):
             found = gradients(model, x)
         assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

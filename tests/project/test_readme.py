@@ -142,7 +142,6 @@ def test_the_defaults_in_the_table_of_options_are_those_of_the_code():
     assert shown == {
         **expected,
         "min_bytes": "64 KiB",
-        "workers": "cores that torch leaves, ≤ 4",
         "recompute": "none",
     }
 

@@ -15,7 +15,7 @@ def install():
     handles = []
 
     def make(model, **options):
-        options = {"min_bytes": 1024, "workers": 0, **options}
+        options = {"min_bytes": 1024, **options}
         handles.append(cswap.install(model, **options))
         return handles[-1]
 

@@ -146,7 +146,7 @@ def test_memory_that_a_saved_dtensor_holds_anyway_is_not_encoded_as_well():
     ways = {"0": parallel.ColwiseParallel(), "2": parallel.RowwiseParallel()}
     net = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 64))
     parallel.parallelize_module(net, init_device_mesh("cpu", (2,)), ways)
-    with cswap.install(net, codec="zvc", min_bytes=0, workers=0, remat=False) as handle:
+    with cswap.install(net, codec="zvc", min_bytes=0, remat=False) as handle:
         for _ in range(4):
             net(torch.randn(32, 64)).sum().backward()
     # The result of the ReLU: it saves that, and so does the last layer, as a DTensor.

@@ -14,7 +14,6 @@ import dataclasses
 import hashlib
 import json
 import sys
-import time
 import traceback
 from datetime import timedelta
 from functools import partial
@@ -35,13 +34,11 @@ import cswap
 from cswap.advisor import live_costs
 from cswap.advisor.calibration import Calibration
 from cswap.codecs.traits import CodecRate
-from cswap.devices.cpu import CpuDevice
 from cswap.ranks import local_part
 
 WORLD, WAIT = 2, timedelta(seconds=90)
 STEPS, ROWS, WIDTH = 3, 128, 128
-FORCED: dict[str, Any] = {"codec": "zvc", "min_bytes": 0, "workers": 1}
-LATE_S = 2e-3
+FORCED: dict[str, Any] = {"codec": "zvc", "min_bytes": 0}
 
 
 class Recorder(TorchDispatchMode):
@@ -201,7 +198,6 @@ def equals(train_with):
 
 
 def ended(handle):
-    handle.engine.synchronize()
     stats = handle.stats
     handle.remove()
     return stats
@@ -220,19 +216,11 @@ def digest(tensors):
 
 @contextlib.contextmanager
 def uneven():
-    """Rank 1 measured other times than rank 0, and its workers are late."""
-    run = CpuDevice._run_job
+    """Rank 1 measured other times than rank 0."""
     times: dict[str, Any] = {"int8": CodecRate(1e5, 1e5)}
     measured = Calibration({}, times)
-
-    def late(self, event, stream):
-        if stream is self._beside:
-            time.sleep(LATE_S)
-        run(self, event, stream)
-
     with contextlib.ExitStack() as stack:
         if dist.get_rank() == 1:
-            stack.enter_context(patch.object(CpuDevice, "_run_job", late))
             stack.enter_context(patch.object(live_costs, "stored", lambda _kind: measured))
         yield
 
@@ -240,7 +228,7 @@ def uneven():
 def lossy(**options):
     """A case: both ranks compute the same, as replicated layers do."""
     handles = []
-    options = {"min_bytes": 0, "workers": 1, "guard_every": 0, **options}
+    options = {"min_bytes": 0, "guard_every": 0, **options}
     with uneven():
         got = train(lambda m: handles.append(cswap.install(m, **options)), same=True, steps=6)
     exact = train(lambda m: None, same=True, steps=6)
@@ -273,7 +261,7 @@ def guarded():
     torch.manual_seed(0)
     model = nn.Sequential(Reduced(WIDTH, WIDTH), Reduced(WIDTH, WIDTH))
     every = 2 if dist.get_rank() == 0 else 0
-    handle = cswap.install(model, codec="int8", min_bytes=0, workers=0, guard_every=every)
+    handle = cswap.install(model, codec="int8", min_bytes=0, guard_every=every)
     before = collectives_so_far()
     for step in range(8):
         model.zero_grad()
@@ -339,7 +327,6 @@ def gathered():
     with cswap.install(model, **FORCED) as handle:
         for step in range(rank + 1):
             one_backward(model, step, rank)
-        handle.engine.synchronize()
         everywhere = cswap.gather_stats(handle)
         try:
             of_first: object = [s.packed for s in cswap.gather_stats(handle, first)]

@@ -250,7 +250,7 @@ def test_random_residual_networks_have_the_gradients_of_plain_torch(seed, option
         expected = [step(n) for n in range(8)]
     except RuntimeError:
         pytest.skip("plain torch refuses it, too")
-    with cswap.install(model, min_bytes=0, workers=0, **options) as handle:
+    with cswap.install(model, min_bytes=0, **options) as handle:
         for n in range(8):
             assert all(map(torch.equal, step(n), expected[n]))
     assert handle.stats.fallbacks == 0

@@ -473,7 +473,7 @@ def test_objects_of_others_hooks_are_no_inputs(packed: Callable[[torch.Tensor], 
 
     x = torch.randn(2048, 64, requires_grad=True)
     (wanted,) = torch.autograd.grad(loss(x), x)
-    with cswap.swapping(min_bytes=1024, workers=0) as engine:
+    with cswap.swapping(min_bytes=1024) as engine:
         for _ in range(4):
             (found,) = torch.autograd.grad(loss(x), x)
             assert same_bits(found, wanted)

@@ -11,11 +11,13 @@ import torch
 
 import cswap
 from cswap.advisor.time_limit import BY_LIMIT
+from cswap.hooks import Swapping
 from cswap.report import explain
 from cswap.stats.counters import Counters
 from cswap.stats.keep_reasons import REASONS
 from cswap.stats.stats import CodecStats, Stats, notes
 from cswap.units import show_bytes
+from tests.engine.engines import engine_over_a_link
 
 MIB = 1 << 20
 SOURCES = [
@@ -75,7 +77,7 @@ def test_every_reason_that_the_engine_names_has_words_and_a_remedy():
 def test_bytes_are_counted_with_every_reason():
     big, small = torch.randn(512, 512, requires_grad=True), torch.randn(8, requires_grad=True)
     weight = torch.nn.Parameter(torch.randn(512, 512))
-    with cswap.swapping(workers=0, codec="raw") as engine:
+    with cswap.swapping(codec="raw") as engine:
         loss = (big.exp() @ weight).sum() + small.exp().sum()
         sparse = torch.eye(8).to_sparse().requires_grad_()
         loss = loss + torch.sparse.mm(sparse, torch.ones(8, 1)).sum()
@@ -91,7 +93,7 @@ def test_bytes_are_counted_with_every_reason():
 
 
 def test_a_tensor_without_elements_is_small_for_any_limit():
-    with cswap.swapping(workers=0, codec="raw", min_bytes=0) as engine:
+    with cswap.swapping(codec="raw", min_bytes=0) as engine:
         y = torch.empty(0, 4, requires_grad=True).exp()
     assert (engine.stats.packed, engine.stats.kept_by_reason) == (1, {"small": 1})
     del y
@@ -100,41 +102,18 @@ def test_a_tensor_without_elements_is_small_for_any_limit():
 def test_seconds_of_compiling_are_counted(monkeypatch):
     monkeypatch.setattr("cswap.engine.sender.WARM", set())
     monkeypatch.setattr("cswap.engine.sender.warm", lambda *_: 1.5)
-    with cswap.swapping(workers=0, codec="raw", min_bytes=0) as engine:
+    with cswap.swapping(codec="raw", min_bytes=0) as engine:
         y = torch.randn(64, requires_grad=True).exp()
     assert engine.stats.compile_s == 1.5
     del y
 
 
-def test_what_is_dropped_while_it_is_encoded_is_counted():
-    import threading
-
-    from cswap.codecs.raw import Raw
-    from cswap.codecs.registry import _registered, register_codec
-
-    go, started = threading.Event(), threading.Event()
-
-    class Slow(Raw):
-        name = "slow-for-a-test"
-        verbatim = False
-
-        def encode_flat(self, x, out, *, key, stream):
-            if threading.current_thread() is not threading.main_thread():  # no warming up
-                started.set()
-                go.wait(10)
-            return super().encode_flat(x, out, key=key, stream=stream)
-
-    register_codec(Slow.name, Slow)
-    try:
-        with cswap.swapping(workers=1, codec=Slow.name, min_bytes=0) as engine:
-            y = torch.randn(64, 64, requires_grad=True).exp()
-            assert started.wait(10)
-            del y
-            assert engine.stats.kept_bytes_by_reason == {"dropped": 64 * 64 * 4}
-        go.set()
-    finally:
-        go.set()
-        del _registered[Slow.name]
+def test_what_is_dropped_while_it_is_on_its_way_is_counted():
+    with Swapping(engine_over_a_link(0, codec="zvc", min_bytes=0)) as engine:
+        y = torch.randn(64, 64, requires_grad=True).exp()
+        del y
+        assert engine.stats.kept_bytes_by_reason == {"dropped": 64 * 64 * 4}
+        engine.synchronize()
     stats = engine.stats
     assert (stats.packed, stats.kept_by_reason) == (1, {"dropped": 1})
 
@@ -179,7 +158,7 @@ def test_hooks_that_saw_nothing_say_so():
 @pytest.mark.parametrize("kept", [{"small": MIB}, {}])
 def test_printed_stats_and_the_saved_record_have_the_notes(kept, tmp_path):
     model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Sigmoid())
-    with cswap.install(model, workers=0, min_bytes="1GiB" if kept else 0, codec="raw") as handle:
+    with cswap.install(model, min_bytes="1GiB" if kept else 0, codec="raw") as handle:
         model(torch.randn(256, 64)).sum().backward()
     said = handle.stats.notes()
     assert said
@@ -204,7 +183,7 @@ def test_a_peak_of_both_is_seen_though_neither_is_at_its_own():
 @pytest.mark.parametrize("by_a_model", [True, False])
 def test_the_gain_of_a_step_is_that_of_one_step(by_a_model):
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU()), torch.randn(256, 8)
-    options: Any = {"min_bytes": 0, "codec": "zvc", "workers": 0, "remat": False}
+    options: Any = {"min_bytes": 0, "codec": "zvc", "remat": False}
 
     def gains(stats, n):
         found = []

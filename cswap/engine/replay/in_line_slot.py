@@ -69,8 +69,6 @@ class InLineSlot(CodecSlot):
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
         """See `Slot.take`."""
         in_line, nbytes, codec, way = self.in_line, self.nbytes, self.codec, self.way
-        if self.lane.overlaps:
-            return None
         try:
             if way is not None:
                 encoding = in_line.encode_at(address, way, self.shelf)

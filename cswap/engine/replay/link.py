@@ -71,7 +71,7 @@ class Link:
 
     def __init__(self, resources: Resources, streams: SideStreams) -> None:
         """Args: resources: of the device; streams: its own."""
-        self._resources, self._device = resources, resources.device
+        self._resources, self._device = resources, resources.over_link
         self._host, self._counters = resources.host, resources.counters
         self._streams, self._lock = streams, threading.RLock()
         self.sources = Sources(streams, resources.counters)

@@ -350,7 +350,7 @@ class Replay:
             or packed.result is not None
             or (
                 isinstance(packed, Recomputed)  # inputs may have to be decoded ahead
-                and packed.lane.overlaps
+                and packed.lane.ahead
                 and packed.lane.executor.link is None
             )
             or state.chooser is not None

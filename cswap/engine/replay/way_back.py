@@ -27,7 +27,7 @@ class WayBack:
 
     def __init__(self, resources: Resources, streams: SideStreams, out: WayOut) -> None:
         """Args: resources: of the device; streams: its own; out: of the link."""
-        self._device, self._streams, self._out = resources.device, streams, out
+        self._device, self._streams, self._out = resources.over_link, streams, out
         self.ring = Ring(streams.h2d, streams)
 
     def start(self, region: Region) -> None:

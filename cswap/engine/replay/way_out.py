@@ -38,7 +38,7 @@ class WayOut:
         self, resources: Resources, streams: SideStreams, sources: Sources, lock: RLock
     ) -> None:
         """Args: resources: of the device; streams: its own; sources, lock: of the link."""
-        self._device, self._host, self._seed = resources.device, resources.host, resources.seed
+        self._device, self._host, self._seed = resources.over_link, resources.host, resources.seed
         self._counters, self._streams = resources.counters, streams
         self._sources, self._lock = sources, lock
         self._unsized: deque[Part] = deque()

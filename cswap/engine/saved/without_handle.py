@@ -93,7 +93,7 @@ class WithoutHandle(Packed):
     )
 
     depth: int
-    ready: Event
+    ready: Event | None
     result_version: int
 
     def __init__(
@@ -147,7 +147,8 @@ class WithoutHandle(Packed):
         memory = self.result
         if memory is None or memory._version != self.result_version:  # noqa: SLF001
             return None
-        self.lane.device.join(self.ready)
+        if self.ready is not None:
+            self.lane.device.join(self.ready)
         self.lane.device.share(memory)
         return memory
 

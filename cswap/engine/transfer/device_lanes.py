@@ -8,9 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
-
-from cswap.cores import usable_cores
+from cswap.devices.base import LinkDevice
 from cswap.devices.cpu import cpu_device
 from cswap.devices.freed_memory import FreedMemory
 from cswap.engine.transfer.disk_queue import DiskQueue
@@ -26,11 +24,12 @@ from cswap.stores.host import HostStore
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    import torch
+
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.replay.link import Link
     from cswap.engine.transfer.executor import Executor
-    from cswap.engine.transfer.handle import Handle
     from cswap.pool import Loan
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
@@ -39,28 +38,10 @@ IDLE_BACKLOGS: Final = 16
 """Of a backlog's scratch memory, a device with a link keeps 1/IDLE_BACKLOGS after a backward."""
 
 MOST_AHEAD: Final = 16
-"""Tensors that are decoded ahead at most, within the bounds in bytes."""
-
-MOST_AHEAD_UNIFIED: Final = 2
-"""The same where the tensors are in the memory that they are to save."""
-
-MOST_WORKERS: Final = 4
-"""Most threads that encode and decode beside a CPU's computation, unless an option says more."""
+"""Tensors that are decoded ahead over a link at most, within the bounds in bytes."""
 
 UNIFIED_IDLE_SHARE: Final = 0.25
 """Of the host memory used at the peak, a unified device keeps this share for the next step."""
-
-
-def _most_ahead(device: Device) -> int:
-    if not device.unified:
-        return MOST_AHEAD
-    # A decode beside a computation that uses every core takes its time, and holds memory meanwhile.
-    return MOST_AHEAD_UNIFIED if _spare_cores() > 0 else 0
-
-
-def _spare_cores() -> int:
-    # Cores that torch leaves; negative if it has more threads than there are cores.
-    return usable_cores() - torch.get_num_threads()
 
 
 class Lane:
@@ -70,18 +51,16 @@ class Lane:
         device: the device.
         host: its host tier.
         executor: moves handles of this device.
-        ahead: tensors that may be decoded ahead, unless a plan says how many.
+        ahead: tensors that may be decoded ahead, unless a plan says how many; 0: no link, none.
         ready: bounds the memory that is decoded ahead; to be used under the engine's lock.
         min_bytes: smaller tensors stay.
         may_capture: whether the device can record the work that it runs, as CUDA graphs do.
-        overlaps: whether something can be decoded ahead, beside the computation.
         may_keep: whether a tensor may stay because no codec is worth its time.
         step_bytes: memory of the device for all of the step; None: no limit, or nobody counts.
     """
 
     __slots__ = (
         "_freed",
-        "_lost_jobs_before",
         "_spills",
         "_stalled_before_s",
         "ahead",
@@ -91,7 +70,6 @@ class Lane:
         "may_capture",
         "may_keep",
         "min_bytes",
-        "overlaps",
         "ready",
         "step_bytes",
     )
@@ -113,13 +91,11 @@ class Lane:
             idle_share,
             device.host_size,
             partial(_hold, device),
-            # A worker may decode for nobody any more, from memory that was given back.
-            refills=device.unified and not device.overlaps,
+            refills=device.unified,
         )
         self.device = device
         self._spills = disk is not None
         self._stalled_before_s = device.stalled_s
-        self._lost_jobs_before = device.lost_jobs
         self._freed = FreedMemory() if device.unified else None
         self.executor = make_executor(
             device,
@@ -134,8 +110,7 @@ class Lane:
         ahead = device.ready_bytes if budget is None else min(device.ready_bytes, budget)
         self.ready = ReadyBudget(ahead)
         counters.host_is_device |= device.unified
-        self.overlaps = device.overlaps
-        self.ahead = _most_ahead(device)
+        self.ahead = 0 if device.unified else MOST_AHEAD
         self.may_capture = not device.unified
         self.min_bytes = config.min_bytes_on(device.kind)
         # Where host memory is device memory, moving bytes that do not shrink saves nothing.
@@ -151,11 +126,6 @@ class Lane:
     def stalled_s(self) -> float:
         """Seconds that the device has waited for swaps since this lane was made."""
         return self.device.stalled_s - self._stalled_before_s
-
-    @property
-    def lost_jobs(self) -> int:
-        """Jobs of the device that their thread did not finish, since this lane was made."""
-        return self.device.lost_jobs - self._lost_jobs_before
 
     def hold_within(self, budget_bytes: int) -> None:
         """Let go of tensors on their way out until so many bytes of them are left."""
@@ -208,9 +178,7 @@ class Lane:
 
     def spare_memory(self, *, spares: bool) -> None:
         """See `SwapEngine.spare_memory`."""
-        if isinstance(self.executor, HostExecutor):
-            self.overlaps = self.executor.overlaps = self.device.overlaps and not spares
-        elif self.executor.staging is not None:
+        if self.executor.staging is not None:
             self.executor.staging.spare(spares=spares)
 
     def close(self) -> None:
@@ -225,9 +193,9 @@ class Lane:
 
     def has_room(self, nbytes: int) -> bool:
         """Whether so much may be decoded ahead now."""
-        if not (self.ready.fits(nbytes) and self.device.has_room(nbytes)):
+        if not isinstance(self.device, LinkDevice) or not self.ready.fits(nbytes):
             return False
-        return self.fits_plan(nbytes)
+        return self.device.has_room(nbytes) and self.fits_plan(nbytes)
 
     def fits_plan(self, nbytes: int) -> bool:
         """Whether so much more is within the memory that a plan was made for."""
@@ -294,11 +262,6 @@ class Lanes:
         """Seconds that all devices have waited for swaps."""
         return sum(lane.stalled_s for lane in self._made())
 
-    @property
-    def lost_jobs(self) -> int:
-        """Jobs of all devices that their thread did not finish."""
-        return sum(lane.lost_jobs for lane in self._made())
-
     def trim(self, idle_bytes: int) -> None:
         """Keep no more than so many bytes for reuse in each pool."""
         for lane in self._made():
@@ -344,12 +307,12 @@ class Lanes:
         for link in self.links:
             link.pump()
 
-    def recount(self, handles: list[Handle]) -> None:
-        """After an interrupt: add up again the bytes of these handles, all that there are."""
+    def recount(self) -> None:
+        """After an interrupt, and a wait for the devices: add up again what is in use."""
         for lane in self._made():
             lane.ready.recount()
             lane.host.recount()
-            lane.executor.recount(handles)
+            lane.executor.recount()
         self._allowance.recount(sum(lane.host.in_use_bytes for lane in self._made()))
 
     def _made(self) -> list[Lane]:
@@ -359,7 +322,7 @@ class Lanes:
         if self._only is not None:
             return self._only if device.type == self._only.device.kind else None
         if device.type == "cpu":
-            return self._make(cpu_device(_workers(self._config)))
+            return self._make(cpu_device())
         if device.type == "cuda":
             from cswap.devices.cuda import cuda_device
 
@@ -424,15 +387,6 @@ def disk_store(config: SwapConfig, counters: Counters) -> DiskStore | None:
             f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "
             "Name a directory that this user may write to."
         ) from error
-
-
-def _workers(config: SwapConfig) -> int:
-    if config.workers is not None:
-        return config.workers
-    # Where torch uses every core, a worker takes the time that it saves, and a tensor that waits
-    # for it is held. A disk makes its thread wait, without a core.
-    least = 0 if config.spill_dir is None else 1
-    return max(least, min(MOST_WORKERS, _spare_cores()))
 
 
 def optional_int(value: Any) -> int | None:

@@ -1,8 +1,9 @@
 """The swapping executor: moves one handle out and back.
 
 There are two kinds. Where host memory is the device's own (a CPU), a swap-out is an encode into it
-and a swap-in a decode from it (host_executor.py). Where there is a link, copies lie in between, and
-the host is ahead of the device (link_executor.py).
+and a swap-in a decode from it, each by the thread that asks (host_executor.py). Where there is a
+link, copies lie in between, the host is ahead of the device, and tensors are decoded ahead of their
+use (link_executor.py). Events are of a link.
 
 Note [owners of memory]
 ~~~~~~~~~~~~~~~~~~~~~~~
@@ -30,8 +31,8 @@ deterministic, and where there are several ranks (ranks.py), a tensor for which 
 chosen has the codec's values in any case: if it has stayed, it is encoded and decoded when it is
 asked for.
 
-Jobs and callbacks run on threads of the device's choice. State changes under `lock`; no codec, no
-copy and no wait does.
+Several threads may compute, and a device with a link runs callbacks on a thread of its choice. A
+state changes under `lock`; no codec, no copy and no wait runs there.
 """
 
 from __future__ import annotations
@@ -91,20 +92,12 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def swap_out(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
-        """Encode a kept handle and move it to the store; returns before that is done.
+        """Encode a kept handle and move it to the store; over a link, that is done later.
 
         Args:
             handle: kept, and not modified since it was saved.
             x: its elements, [n] flat: the source itself, or a dense copy if gathered.
             codec: to encode with; must support the dtype.
-        """
-
-    @abc.abstractmethod
-    def _prefetch(self, handle: Handle) -> None:
-        """Submit the decode of a handle that this thread has moved to FETCHING.
-
-        Raises:
-            MemoryError: no memory to decode into; the handle is stored again.
         """
 
     @abc.abstractmethod
@@ -121,21 +114,12 @@ class Executor(abc.ABC):
         """Block until nothing is under way for the handle."""
 
     def prefetch(self, handle: Handle) -> bool:
-        """Start to bring a stored handle back, beside the computation; whether it was stored."""
-        try:
-            with self._lock:
-                if handle.state is not State.STORED or handle.recomputed or not handle.alive:
-                    return False
-                handle.event, handle.prefetched = None, True
-                self._move(handle, State.FETCHING)
-            self._prefetch(handle)
-        except MemoryError as error:  # unpack will try again, and says so if it must
-            self._counters.fall_back("prefetch", error)
-            return False
-        except BaseException:
-            self._take_back_fetch(handle)
-            raise
-        return True
+        """Start to bring a stored handle back, beside the computation; whether it was stored.
+
+        Where host memory is the device's own, nothing is decoded ahead of its use.
+        """
+        del handle
+        return False
 
     def recompute_later(self, handle: Handle) -> None:
         """Let go of a kept handle's memory: its owner knows how to compute it again."""
@@ -285,10 +269,9 @@ class Executor(abc.ABC):
 
     def _await(self, handle: Handle, event: Event) -> None:
         start = time.perf_counter()
-        self._device.wait(event)
+        self._resources.over_link.wait(event)
         end = time.perf_counter()
         self._counters.exposed(end - start)
-        self._counters.beside_s -= end - start  # the computation stood still meanwhile
         if self._counters.timeline is not None:
             self._counters.timeline.span("wait", handle.label, start, end)
 
@@ -298,7 +281,6 @@ class Executor(abc.ABC):
             if handle.state is not State.LEAVING:
                 return
             handle.to(State.KEPT)
-            self._leaves_no_more(handle)
             self._counters.stay("wanted_early", handle.raw_nbytes)
         self._resources.free_stored(handle)
 
@@ -324,7 +306,6 @@ class Executor(abc.ABC):
                 if before is not State.RELEASED:
                     self._move(handle, State.RELEASED)
                     if before is State.LEAVING:
-                        self._leaves_no_more(handle)
                         self._counters.stay("dropped", handle.raw_nbytes)
                 owner = handle.token()
                 if owner is None:
@@ -339,31 +320,21 @@ class Executor(abc.ABC):
         if handle.sections:
             self._resources.free_stored(handle)
 
-    def recount(self, handles: list[Handle]) -> None:  # noqa: B027
-        """After an interrupt: add up again the bytes of these handles, all that there are."""
+    def recount(self) -> None:  # noqa: B027
+        """After an interrupt, and a wait for the device: add up again the bytes under way."""
 
     # ---------------------------------------------------------------- for both
 
     def _depart(self, handle: Handle, codec: Codec) -> None:
-        # Under the lock: the handle's encode is about to be submitted.
+        # Under the lock: the handle's encode is about to begin.
         handle.must_round_trip = not codec.lossless and must_agree(lossy=True)
         handle.to(State.LEAVING)
-
-    def _leaves_no_more(self, handle: Handle) -> None:  # noqa: B027
-        """Under the lock: the handle was LEAVING, and its source waits for no encode now."""
 
     def _take_back(self, handle: Handle) -> None:
         # See Note [interrupts]. Jobs that were submitted see that nobody wants them.
         with self._lock:
             if handle.state is State.LEAVING:
                 handle.to(State.KEPT)
-                self._leaves_no_more(handle)
-
-    def _take_back_fetch(self, handle: Handle) -> None:
-        self._device.drain()
-        with self._lock:
-            if handle.state is State.FETCHING:
-                self._move(handle, State.STORED)
 
     def _keep(self, handle: Handle, reason: str, why: object) -> None:
         # The source is still there; so the tensor stays on the device after all.
@@ -373,7 +344,6 @@ class Executor(abc.ABC):
             if handle.state is not State.LEAVING:
                 return
             handle.to(State.KEPT)
-            self._leaves_no_more(handle)
             self._counters.stay(reason, handle.raw_nbytes)
         self._resources.free_stored(handle)
 

@@ -29,7 +29,7 @@ class State(enum.Enum):
     """Where a tensor's bytes are. The only place that names these states."""
 
     KEPT = "kept"  # in its own memory, held by us
-    LEAVING = "leaving"  # encodes have been submitted; still in its own memory
+    LEAVING = "leaving"  # it is encoded, or on its way; still in its own memory
     STORED = "stored"  # encoded; its own memory has been let go
     FETCHING = "fetching"  # a thread prepares a decode
     READY = "ready"  # decoded, or about to be in the order of the device; and still stored

@@ -1,6 +1,6 @@
-"""Encodes and decodes in the thread that calls, without a handle (see replay/).
+"""Encodes and decodes in the thread that calls, for devices whose memory is the host's.
 
-For devices whose memory is the host's.
+Tensors with a handle pass through host_executor.py; those without one (replay/) come here.
 """
 
 from __future__ import annotations
@@ -163,16 +163,26 @@ class InLine:
         if x.dtype in INDICES:
             return None
         start_s = _now()
-        bound = checked_bound(codec, x.dtype, x.numel())
-        scratch = self.scratch(bound)
-        size = codec.encode_flat(x, scratch, key=key, stream=self._stream)
-        nbytes = checked_size(codec, size, bound)
+        scratch, nbytes = self.encoded(x, codec, key)
         loan = self.host.take(nbytes)
         if loan is not None:
             copy_bytes(loan.buffer, scratch, nbytes)
         self.keep(scratch)
         way = self.by_address(codec, x.dtype, x.nbytes)
         return None if loan is None else (loan, nbytes, _now() - start_s, way)
+
+    def encoded(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> tuple[torch.Tensor, int]:
+        """The encoding of a tensor in scratch memory, to be given to `keep`; and its bytes.
+
+        Args:
+            x: [n] flat.
+            codec: to encode with.
+            key: see `Codec.encode_flat`.
+        """
+        bound = checked_bound(codec, x.dtype, x.numel())
+        scratch = self.scratch(bound)
+        size = codec.encode_flat(x, scratch, key=key, stream=self._stream)
+        return scratch, checked_size(codec, size, bound)
 
     def decode(self, owner: EncodingOwner) -> torch.Tensor:
         """The values of an encoded tensor, in its layout.

@@ -36,7 +36,7 @@ class Leaving:
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
-        self._device, self._lock = resources.device, resources.lock
+        self._device, self._lock = resources.over_link, resources.lock
         self._counters, self._resources = resources.counters, resources
         self._sources: deque[_Source] = deque()
         self.nbytes = 0

@@ -28,7 +28,7 @@ class LinkBack:
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
         self._resources, self._disk = resources, resources.files
-        self._device, self._counters = resources.device, resources.counters
+        self._device, self._counters = resources.over_link, resources.counters
 
     def bring(
         self,

@@ -25,7 +25,7 @@ results   decoded on demand belong to the computation. Decoded ahead they are th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cswap.engine.replay.link import Link
 from cswap.engine.transfer.ahead import Ahead
@@ -34,7 +34,7 @@ from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.leaving import Leaving
 from cswap.engine.transfer.link_back import LinkBack
 from cswap.engine.transfer.link_out import LinkOut
-from cswap.engine.transfer.resources import Patience, under_way
+from cswap.engine.transfer.resources import Patience
 from cswap.engine.transfer.section import cut
 from cswap.engine.transfer.staging import Staging
 from cswap.engine.transfer.unsized import Unsized
@@ -44,25 +44,31 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
-    from cswap.devices.base import Event
+    from cswap.devices.base import Event, LinkDevice
     from cswap.engine.transfer.executor import Memory
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.resources import Resources
     from cswap.engine.transfer.section import Section
 
 
+UNDER_WAY: Final = (State.LEAVING, State.FETCHING)
+"""A job has yet to change the handle's state."""
+
+
 class LinkExecutor(Executor):
     """The executor of a device with a link."""
 
+    _device: LinkDevice
     staging: Staging
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
         super().__init__(resources)
+        self._device = device = resources.over_link
         self._leaving = Leaving(resources)
-        self.staging = Staging(resources.device)
-        unsized = Unsized(resources.device, self.staging, resources.counters)
-        streams = resources.device.side_streams()
+        self.staging = Staging(device)
+        unsized = Unsized(device, self.staging, resources.counters)
+        streams = device.side_streams()
         self.link = None if streams is None else Link(resources, streams)
         self._out = LinkOut(resources, self._leaving, unsized, self._keep)
         self._back = LinkBack(resources)
@@ -152,7 +158,25 @@ class LinkExecutor(Executor):
             raise to_raise(decoded.error)
         return result
 
-    def _prefetch(self, handle: Handle) -> None:
+    def prefetch(self, handle: Handle) -> bool:
+        """See `Executor.prefetch`."""
+        try:
+            with self._lock:
+                if handle.state is not State.STORED or handle.recomputed or not handle.alive:
+                    return False
+                handle.event, handle.prefetched = None, True
+                self._move(handle, State.FETCHING)
+            self._bring_ahead(handle)
+        except MemoryError as error:  # unpack will try again, and says so if it must
+            self._counters.fall_back("prefetch", error)
+            return False
+        except BaseException:
+            self._device.drain()
+            self._stored_again(handle)
+            raise
+        return True
+
+    def _bring_ahead(self, handle: Handle) -> None:
         device = self._device
         device.pump()
         try:
@@ -185,9 +209,8 @@ class LinkExecutor(Executor):
             if handle.state is State.FETCHING:
                 self._move(handle, State.STORED)
 
-    def recount(self, handles: list[Handle]) -> None:
+    def recount(self) -> None:
         """See `Executor.recount`."""
-        del handles  # it counts the tensors that are on their way out
         self._leaving.recount()
         if self.link is not None:
             self.link.recount()
@@ -195,7 +218,7 @@ class LinkExecutor(Executor):
     def settle(self, handle: Handle) -> None:
         """See `Executor.settle`."""
         patience = Patience()
-        while under_way(handle) or not all(map(_arrived, handle.sections)):
+        while handle.state in UNDER_WAY or not all(map(_arrived, handle.sections)):
             events = [s.out for s in handle.sections if s.out is not None]
             for event in events if handle.event is None else [*events, handle.event]:
                 self._device.wait(event)

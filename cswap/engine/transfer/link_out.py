@@ -57,7 +57,7 @@ class LinkOut:
         """
         self._resources, self._leaving, self._keep = resources, leaving, keep
         self._disk = resources.files
-        self._device, self._lock = resources.device, resources.lock
+        self._device, self._lock = resources.over_link, resources.lock
         self._counters = resources.counters
         self._unsized = unsized
         self._encodes: Counter[str] = Counter()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cswap.codecs.layout import bytes_of
-from cswap.engine.transfer.handle import State
+from cswap.devices.base import LinkDevice
 from cswap.errors import CorruptEncodingError, InternalError, to_raise
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Resources:
     """Where a swap goes through.
 
     Attributes:
-        device: that runs the jobs.
+        device: the device.
         host: the host tier.
         disk: where encodings go that the host tier has no room for; None: nowhere.
         files: reads and writes the disk's files on a thread of its own; None on a unified device.
@@ -69,6 +69,13 @@ class Resources:
     damage: list[CorruptEncodingError] = field(default_factory=list)
     damages_before: int = 0
     recompute: Callable[[Remat], torch.Tensor] = _cannot_recompute
+
+    @property
+    def over_link(self) -> LinkDevice:
+        """The device, for those who know that there is a link."""
+        if not isinstance(self.device, LinkDevice):
+            raise InternalError(f"there is no link to the {self.device.kind}'s own memory")
+        return self.device
 
     def raise_damage(self) -> None:
         """Whether the device has met damage that it could not raise.
@@ -156,11 +163,6 @@ class Patience:
         if now - self._since > STUCK_S:
             raise InternalError(f"a tensor has been {state!r} for {STUCK_S} s")
         time.sleep(BETWEEN_JOBS_S)
-
-
-def under_way(handle: Handle) -> bool:
-    """Whether a job has yet to change the handle's state."""
-    return handle.state in (State.LEAVING, State.FETCHING)
 
 
 def checksum(x: torch.Tensor) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from cswap.devices.base import Device
+    from cswap.devices.base import LinkDevice
 
 FEWEST: Final = 3
 """Tensors of the step's largest size that may be under way: one is encoded, one is copied, and one
@@ -32,7 +32,7 @@ class Staging:
             within the device's.
     """
 
-    def __init__(self, device: Device) -> None:
+    def __init__(self, device: LinkDevice) -> None:
         """Args: device: its own bounds hold as well."""
         self._device = device
         self._fewest, self._step_share = FEWEST, STEP_SHARE

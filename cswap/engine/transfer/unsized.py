@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cswap.devices.base import Device, Event
+    from cswap.devices.base import Event, LinkDevice
     from cswap.engine.transfer.staging import Staging
     from cswap.stats.counters import Counters
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 class Unsized:
     """The encodes of one device whose size is not known, oldest first."""
 
-    def __init__(self, device: Device, staging: Staging, counters: Counters) -> None:
+    def __init__(self, device: LinkDevice, staging: Staging, counters: Counters) -> None:
         """Args: device: that runs them; staging: bounds their memory; counters: the engine's."""
         self._device, self._staging, self._counters = device, staging, counters
         self._events: deque[Event] = deque()

@@ -56,8 +56,7 @@ def _by_class(
     # The gradients of the first step in which a lossy codec was used, from the second step on: in
     # the first one, the advisor has not seen the tensors yet.
     twin, exact = copy.deepcopy(model), options is None or "lossy" not in options
-    # In line: what a worker has not encoded when backward asks makes its round trip uncounted.
-    handle = None if options is None else cswap.install(twin, **{**options, "workers": 0})
+    handle = None if options is None else cswap.install(twin, **options)
     try:
         for step in range(MOST_STEPS):
             before = _lossy_bytes(handle)
