@@ -174,7 +174,7 @@ class CpuDevice(Device):
         self._in_line = CpuStream(max(1, torch.get_num_threads()))
         self._beside = CpuStream(1)
         # The host's memory is the device's: what the encoders need is the model's again at once.
-        self._scratch = BufferPool(_bytes, 0.0, refills=True, always_idle=IDLE_SCRATCH_BYTES)
+        self._scratch = BufferPool(_bytes, 0.0, always_idle=IDLE_SCRATCH_BYTES)
         self._lost_jobs = 0
         self._begin()
         _devices.add(self)

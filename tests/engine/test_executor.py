@@ -53,7 +53,7 @@ class Bench:
         self.device = device
         self.tokens = []
         self.counters = Counters()
-        self.host = HostStore(device.host_memory, Allowance(limit))
+        self.host = HostStore(device.host_memory, allowance=Allowance(limit))
         self.disk = disk
         self.executor = make_executor(device, self.host, disk, self.counters, seed=0, verify=verify)
 

@@ -109,12 +109,10 @@ class Lane:
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
         self.host = HostStore(
             device.host_memory,
-            allowance,
             idle_share,
-            device.host_size,
-            partial(_hold, device),
-            # A worker may decode for nobody any more, from memory that was given back.
-            refills=device.unified and not device.overlaps,
+            allowance,
+            discard=partial(_hold, device),
+            size_of=device.host_size,
         )
         self.device = device
         self._spills = disk is not None

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
     from cswap.engine.transfer.notes import TripNotes
     from cswap.engine.transfer.resources import Resources
-    from cswap.pool import Loan, Shelf
+    from cswap.pool import Loan
 
 MOST_KINDS: Final = 1 << 12
 """Kinds of tensors whose way by address is remembered."""
@@ -119,22 +119,19 @@ class InLine:
         self._known[codec.name, dtype, nbytes] = codec, found
         return found
 
-    def encode_at(
-        self, address: int, way: ByAddress, shelf: Shelf | None = None
-    ) -> Encoding | None:
+    def encode_at(self, address: int, way: ByAddress) -> Encoding | None:
         """Encode the tensor at an address by a lossless codec.
 
         Args:
             address: of the tensor, a multiple of any word's size.
             way: of `by_address` for its codec, dtype and bytes.
-            shelf: see `BufferPool.take`.
 
         Returns:
             None: the store has no room, or the codec gave an impossible size.
         """
         start_s, bound = _now(), way.bound
         if way.is_exact:  # no copy is needed
-            loan = self.host.take(bound, shelf)
+            loan = self.host.take(bound)
             if loan is None:
                 return None
             way.encode(address, loan.buffer.data_ptr())
@@ -146,7 +143,7 @@ class InLine:
             why = f"it gave {nbytes} bytes; {bound} are its bound"
             self._counters.fall_back("encode by address", why)
             return None
-        loan = self.host.take(nbytes, shelf)
+        loan = self.host.take(nbytes)
         if loan is not None:
             ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
         self.keep(scratch)
