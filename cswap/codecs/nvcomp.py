@@ -10,19 +10,12 @@ import abc
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 
 from cswap.codecs import nvcomp_library
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
-from cswap.codecs.layout import bytes_of
-from cswap.codecs.nvcomp_host import (
-    HEADER_BYTES,
-    TABLE_ENTRY,
-    can_decode_on_host,
-    decode_on_host,
-    read_header,
-)
+from cswap.codecs.layout import copy_bytes
+from cswap.codecs.nvcomp_container import HEADER_BYTES, TABLE_ENTRY, check_header
 from cswap.codecs.nvcomp_library import CHUNK_BYTES, running_on
 from cswap.codecs.nvcomp_size import NvcompSize
 from cswap.codecs.nvcomp_traits import ANS_FLOATS, TRAITS
@@ -120,7 +113,12 @@ class NvcompCodec(Codec):
         if nbytes == 0:
             return
         if not on_gpu(out):
-            self._decode_on_host(payload, out)
+            if payload.numel() != nbytes:
+                raise UnsupportedError(
+                    f"payload on {payload.device}: codec {self.name!r} decodes on a GPU only. "
+                    "Move encoding.payload there."
+                )
+            copy_bytes(out, payload, nbytes)
             return
         given = cuda_stream(stream)
         raw_out = out.view(torch.uint8)
@@ -129,33 +127,14 @@ class NvcompCodec(Codec):
                 raw_out.copy_(payload, non_blocking=True)
             else:
                 if given is None:  # nvCOMP checks nothing, so the header is checked here
-                    self._check_header(payload, nbytes)
+                    head = bytes(payload[:HEADER_BYTES].cpu().tolist())  # waits for these bytes
+                    check_header(head, payload.numel(), nbytes)
                 target = raw_out if _is_aligned(raw_out) else torch.empty_like(raw_out)
                 self._coder(out, own).decode(_aligned(payload), target)
                 if target is not raw_out:
                     raw_out.copy_(target)
         if given is None:
             own.synchronize()
-
-    def _check_header(self, payload: torch.Tensor, nbytes: int) -> None:
-        # Waits for the payload's first bytes.
-        head = bytes(payload[:HEADER_BYTES].cpu().tolist())
-        chunk_nbytes = read_header(head, payload.numel(), nbytes).chunk_nbytes
-        if chunk_nbytes != CHUNK_BYTES:
-            raise CorruptEncodingError(
-                f"nvCOMP payload in chunks of {chunk_nbytes} bytes, {CHUNK_BYTES} expected."
-            )
-
-    def _decode_on_host(self, payload: torch.Tensor, out: torch.Tensor) -> None:
-        if payload.numel() != out.nbytes and not can_decode_on_host(self.name):
-            raise UnsupportedError(
-                f"payload on {payload.device}: codec {self.name!r} decodes on a GPU only. "
-                "Move encoding.payload there."
-            )
-        source, target = bytes_of(payload), bytes_of(out)
-        if payload.numel() != out.nbytes:
-            source = np.frombuffer(decode_on_host(self.name, source.data, out.nbytes), np.uint8)
-        target[:] = source
 
     def _coder(self, x: torch.Tensor, stream: torch.cuda.Stream) -> nvcomp_library.Coder:
         dtype = word_dtype(x.dtype)
