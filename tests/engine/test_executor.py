@@ -376,7 +376,7 @@ def test_a_full_disk_keeps_the_tensor(make, disk, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     bench = Bench(make(), limit=4096, disk=disk)
     handle = bench.swap_out(values())
     bench.settle(handle)

@@ -1,21 +1,14 @@
-"""Buffers that are used again, and the two tiers of the store."""
+"""Buffers that are used again, and the host tier of the store."""
 
 from __future__ import annotations
-
-import errno
-import os
-import stat
-from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cswap.errors import CorruptEncodingError
 from cswap.experiments.meters.saved_bytes import heap_bytes
 from cswap.pool import ALWAYS_IDLE, STEPS, Allowance, BufferPool, Loan, size_class
-from cswap.stores.disk import DiskStore
 from cswap.stores.host import HostStore
 
 MIB = 1 << 20
@@ -170,27 +163,6 @@ def test_a_host_without_memory_is_full_not_broken():
     assert HostStore(fail).take(100) is None
 
 
-@pytest.fixture
-def disk(tmp_path):
-    store = DiskStore(tmp_path, 100)
-    yield store
-    store.close()
-
-
-def test_what_is_written_comes_back_and_is_private(disk, tmp_path):
-    payload = torch.arange(60, dtype=torch.uint8)
-    file = disk.write(payload)
-    out = torch.zeros(60, dtype=torch.uint8)
-    disk.read(file, out)
-    assert torch.equal(out, payload)
-    (folder,) = tmp_path.iterdir()
-    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
-    assert stat.S_IMODE(file.path.stat().st_mode) == 0o600
-    disk.release(file)
-    assert disk.in_use_bytes == 0
-    assert not file.path.exists()
-
-
 def test_the_host_stores_of_all_devices_keep_to_one_limit():
     allowance = Allowance(3 * 4096)
     stores = [HostStore(allocate, allowance=allowance) for _ in range(2)]
@@ -198,87 +170,6 @@ def test_the_host_stores_of_all_devices_keep_to_one_limit():
     assert stores[1].take(1) is None
     stores[0].give_back(held[0])
     assert stores[1].take(1) is not None
-
-
-def test_the_disk_store_keeps_to_its_limit_and_cleans_up(disk, tmp_path):
-    assert disk.write(torch.zeros(60, dtype=torch.uint8)) is not None
-    assert disk.write(torch.zeros(60, dtype=torch.uint8)) is None
-    disk.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
-def test_a_file_that_is_not_what_was_written_is_refused(disk, damage):
-    file = disk.write(torch.arange(60, dtype=torch.uint8))
-    if damage == "flip":
-        data = bytearray(file.path.read_bytes())
-        data[30] ^= 4
-        file.path.write_bytes(data)
-    elif damage == "cut":
-        os.truncate(file.path, 59)
-    else:
-        file.path.unlink()
-    with pytest.raises(CorruptEncodingError, match=file.path.name):
-        disk.read(file, torch.zeros(60, dtype=torch.uint8))
-
-
-def test_a_write_that_fails_leaves_nothing_behind(disk, tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "write", fail)
-    with pytest.raises(OSError, match="No space"):
-        disk.write(torch.zeros(10, dtype=torch.uint8))
-    assert disk.in_use_bytes == 0
-    (folder,) = tmp_path.iterdir()
-    assert list(folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EDQUOT])
-def test_a_disk_that_is_full_halfway_leaves_nothing_behind(disk, tmp_path, monkeypatch, number):
-    write, calls = os.write, []
-
-    def half(descriptor, data):
-        calls.append(len(data))
-        if len(calls) == 2:
-            raise OSError(number, os.strerror(number))
-        return write(descriptor, data[: len(data) // 2])
-
-    monkeypatch.setattr(os, "write", half)
-    with pytest.raises(OSError, match=os.strerror(number)):
-        disk.write(torch.zeros(60, dtype=torch.uint8))
-    monkeypatch.undo()
-    assert calls == [60, 30]
-    assert disk.in_use_bytes == 0
-    (folder,) = tmp_path.iterdir()
-    assert list(folder.iterdir()) == []
-    assert disk.write(torch.zeros(100, dtype=torch.uint8)) is not None  # all that the limit allows
-
-
-def test_a_file_that_is_written_piece_by_piece_is_whole(disk, monkeypatch):
-    write, payload = os.write, torch.arange(60, dtype=torch.uint8)
-    monkeypatch.setattr(os, "write", lambda descriptor, data: write(descriptor, data[:7]))
-    file = disk.write(payload)
-    out = torch.zeros(60, dtype=torch.uint8)
-    disk.read(file, out)
-    assert torch.equal(out, payload)
-
-
-def test_a_disk_that_takes_nothing_is_not_asked_for_ever(disk, monkeypatch):
-    monkeypatch.setattr(os, "write", lambda *_: 0)
-    with pytest.raises(OSError, match="nothing was written"):
-        disk.write(torch.zeros(60, dtype=torch.uint8))
-    assert disk.in_use_bytes == 0
-
-
-def test_a_disk_that_cannot_be_read_is_said_to_be(disk, monkeypatch):
-    def fail(*_, **__):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    file = disk.write(torch.zeros(60, dtype=torch.uint8))
-    monkeypatch.setattr(Path, "open", fail)
-    with pytest.raises(CorruptEncodingError, match=f"{file.path.name}.*Input/output error"):
-        disk.read(file, torch.zeros(60, dtype=torch.uint8))
 
 
 class Later:
