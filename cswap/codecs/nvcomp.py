@@ -6,7 +6,6 @@ encode has ended, and calls without a stream, which must be complete when they r
 
 from __future__ import annotations
 
-import abc
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -37,7 +36,7 @@ and to each of its chunks, with space for checksums."""
 
 
 class NvcompCodec(Codec):
-    """Base of nvCOMP's codecs. A subclass sets nvCOMP's name of the algorithm and its options.
+    """Base of nvCOMP's codecs. A subclass sets nvCOMP's name of the algorithm, and options.
 
     Attributes:
         algorithm: nvCOMP's name of the algorithm.
@@ -56,9 +55,12 @@ class NvcompCodec(Codec):
         nvcomp_library.require(self.name)
         self._trust = Trust(self)
 
-    @abc.abstractmethod
     def options(self, dtype: DType) -> dict[str, object] | None:
-        """Options for nvCOMP and words of a dtype; None if the codec does not take the dtype."""
+        """Options for nvCOMP and words of a dtype; None if the codec does not take the dtype.
+
+        Default: none; the algorithm encodes bytes of any dtype.
+        """
+        return {}
 
     def has_outliers(self, x: torch.Tensor) -> torch.Tensor | None:
         """[] bool, on x's device: whether x must be stored raw. None: never."""
@@ -191,23 +193,19 @@ class Bitcomp(NvcompCodec):
     traits = TRAITS[name]
     algorithm = "Bitcomp"
     max_chunk_bytes = 65632
+    _algorithm_type = 0
 
     def options(self, dtype: DType) -> dict[str, object]:
         """Words as unsigned integers, so that every bit comes back."""
-        return {"data_type": _unsigned(dtype.word), "algorithm_type": 0}
+        return {"data_type": _unsigned(dtype.word), "algorithm_type": self._algorithm_type}
 
 
-class BitcompSparse(NvcompCodec):
+class BitcompSparse(Bitcomp):
     """nvCOMP Bitcomp, its algorithm for data with many zeros."""
 
     name = "nvcomp-bitcomp-sparse"
     traits = TRAITS[name]
-    algorithm = "Bitcomp"
-    max_chunk_bytes = 65632
-
-    def options(self, dtype: DType) -> dict[str, object]:
-        """Words as unsigned integers, so that every bit comes back."""
-        return {"data_type": _unsigned(dtype.word), "algorithm_type": 1}
+    _algorithm_type = 1
 
 
 class Cascaded(NvcompCodec):
@@ -240,13 +238,7 @@ class Lz4(NvcompCodec):
         return {"data_type": _unsigned(min(dtype.word, 4))}
 
 
-class _WithoutOptions(NvcompCodec):
-    def options(self, dtype: DType) -> dict[str, object]:
-        """No options: the algorithm encodes bytes of any dtype."""
-        return {}
-
-
-class Snappy(_WithoutOptions):
+class Snappy(NvcompCodec):
     """nvCOMP Snappy."""
 
     name = "nvcomp-snappy"
@@ -255,7 +247,7 @@ class Snappy(_WithoutOptions):
     max_chunk_bytes = 76490
 
 
-class GDeflate(_WithoutOptions):
+class GDeflate(NvcompCodec):
     """nvCOMP GDeflate: Deflate, rearranged for GPUs."""
 
     name = "nvcomp-gdeflate"
@@ -264,7 +256,7 @@ class GDeflate(_WithoutOptions):
     max_chunk_bytes = 131360
 
 
-class Deflate(_WithoutOptions):
+class Deflate(NvcompCodec):
     """nvCOMP Deflate."""
 
     name = "nvcomp-deflate"
@@ -273,7 +265,7 @@ class Deflate(_WithoutOptions):
     max_chunk_bytes = 148256
 
 
-class Zstd(_WithoutOptions):
+class Zstd(NvcompCodec):
     """nvCOMP Zstandard."""
 
     name = "nvcomp-zstd"
