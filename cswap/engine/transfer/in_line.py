@@ -93,8 +93,7 @@ class InLine:
     def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
         """See `Codec.by_address`.
 
-        Payloads of indices are compared on the way back. None where their encoding is exact: a
-        handle compares these.
+        Payloads of indices are compared on the way back.
 
         Args:
             codec: the codec.
@@ -112,8 +111,7 @@ class InLine:
             threads = 1 if self._stream is None else self._stream.threads
             found = codec.by_address(dtype, nbytes, threads)
             if found is not None and dtype in INDICES:
-                # With a checksum, a copy of 2**n bytes would take the next size of buffers.
-                found = None if found.is_exact else CheckedByAddress(codec.name, found)
+                found = CheckedByAddress(codec.name, found)
         except Exception as error:  # a codec of another package may raise anything
             self._counters.fall_back(f"{codec.name}:by_address", error)
         self._known[codec.name, dtype, nbytes] = codec, found
@@ -130,12 +128,6 @@ class InLine:
             None: the store has no room, or the codec gave an impossible size.
         """
         start_s, bound = _now(), way.bound
-        if way.is_exact:  # no copy is needed
-            loan = self.host.take(bound)
-            if loan is None:
-                return None
-            way.encode(address, loan.buffer.data_ptr())
-            return loan, bound, _now() - start_s, way
         scratch = self.scratch(bound)
         source = scratch.data_ptr()
         nbytes = way.encode(address, source)
