@@ -17,8 +17,8 @@ N = 8
 """Tensors per step."""
 
 MOST_CALLS = {"raw": 33, "zvc": 26}
-"""Of pack, unpack and release together, by a slot (`cswap.engine.replay`). ``raw`` frees nothing on a
-CPU, so it has no way by address.
+"""Of pack, unpack and release together, by a slot (`cswap.engine.replay`). ``raw`` has no way by
+address, since it frees nothing on a CPU.
 
 Lower these when the way gets shorter."""
 
