@@ -19,8 +19,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 import torch
 
-from cswap.emptied_buffers import EmptiedBuffers, fill
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -107,22 +105,6 @@ class Allowance:
             self._used = used_bytes
 
 
-class Shelf:
-    """The buffers of one size.
-
-    Attributes:
-        size: of each, in bytes.
-        loans: those that are idle, the newest last.
-        least: bytes, of those that one was asked for. All from there to the size come here.
-    """
-
-    __slots__ = ("least", "loans", "size")
-
-    def __init__(self, size: int) -> None:
-        self.size = self.least = size
-        self.loans: deque[Loan] = deque()
-
-
 class _Known(weakref.ref[torch.Tensor]):
     """One buffer, from its birth to its death, which need not come while it is idle.
 
@@ -133,15 +115,13 @@ class _Known(weakref.ref[torch.Tensor]):
         key: of the buffer among the pool's.
         size: in bytes.
         is_lent: whether somebody has taken it.
-        shelf: on which it lies else.
     """
 
-    __slots__ = ("is_lent", "key", "shelf", "size")
+    __slots__ = ("is_lent", "key", "size")
 
     key: int
     size: int
     is_lent: bool
-    shelf: Shelf
 
 
 class BufferPool:
@@ -168,7 +148,6 @@ class BufferPool:
         enough_bytes: int | None = None,
         discard: Callable[[Loan], None] | None = None,
         size_of: Callable[[int], int] = size_class,
-        refills: bool = False,
         always_idle: int | None = None,
     ) -> None:
         """Make an empty pool.
@@ -182,8 +161,6 @@ class BufferPool:
                 than make new ones; None: always makes new ones.
             discard: lets go of a buffer that is free later; default: simply.
             size_of: the buffer's size, in bytes, for the bytes that are asked for.
-            refills: ``allocate`` gives a CPU's memory, and nobody works on a buffer that was given
-                back, or has a view of it: one that is not kept idle is kept without memory.
             always_idle: in bytes; None: ALWAYS_IDLE.
         """
         self._allocate = allocate
@@ -194,33 +171,28 @@ class BufferPool:
         self._discard = discard
         self._size_of = size_of
         self._lock = threading.Lock()
-        self._idle: OrderedDict[int, Shelf] = OrderedDict()  # those with loans, and some without
-        self._newest: Shelf | None = None  # the last one there
+        # By size, the newest last. Some sizes have none.
+        self._idle: OrderedDict[int, deque[Loan]] = OrderedDict()
         self._idle_bytes = 0
         self._closed = False
         # Idle bytes up to which no buffer has to go when one comes back.
         least = ALWAYS_IDLE if always_idle is None else always_idle
         self._most_idle = sys.maxsize if idle_share >= 1 else least
-        self._emptied: EmptiedBuffers[Loan] | None = EmptiedBuffers() if refills else None
         self._known: dict[int, _Known] = {}
         self._dead: deque[weakref.ref[torch.Tensor]] = deque()
         self._in_use_bytes = 0
         self.peak_bytes = 0
 
-    def take(self, nbytes: int, shelf: Shelf | None = None) -> Loan | None:
+    def take(self, nbytes: int) -> Loan | None:
         """A buffer of at least so many bytes; None if the allowance does not permit it.
 
         Args:
             nbytes: that are needed.
-            shelf: of the last buffer for about as many bytes, if that is at hand.
 
         Raises:
             MemoryError: there is no more memory; see `raises`.
         """
-        if shelf is not None and shelf.least <= nbytes <= shelf.size:
-            size = shelf.size
-        else:
-            size, shelf = self._size_of(nbytes), None
+        size = self._size_of(nbytes)
         if self._dead:
             self._note_deaths()
         # Whoever shares the allowance has none to lose, and none is asked where there is no limit.
@@ -229,11 +201,7 @@ class BufferPool:
             return None
         try:
             with self._lock:
-                if shelf is None or not shelf.loans:
-                    shelf = self._idle.get(size)
-                    if shelf is not None and nbytes < shelf.least:
-                        shelf.least = nbytes
-                loans = None if shelf is None else shelf.loans
+                loans = self._idle.get(size)
                 if not loans and not limited and self._idle_bytes > size:
                     loans = self._slightly_larger(size)
                 if loans and (loans[0].after is None or self._may_take(loans[0], size)):
@@ -246,16 +214,11 @@ class BufferPool:
                     if in_use > self.peak_bytes:
                         self._raise_peak()
                     return loan
-                emptied = self._emptied.take(size) if self._emptied is not None else None
-            if emptied is None:
-                buffer = self._allocate(size)
-            else:
-                fill(emptied.buffer, size)
+            buffer = self._allocate(size)
             with self._lock:
-                loan = Loan(buffer, None, self._learn(buffer)) if emptied is None else emptied
-                if not loan.known.is_lent:  # or a recount has seen it meanwhile
-                    loan.known.is_lent = True
-                    self._in_use_bytes += loan.known.size
+                loan = Loan(buffer, None, self._learn(buffer))
+                loan.known.is_lent = True
+                self._in_use_bytes += loan.known.size
                 if self._in_use_bytes > self.peak_bytes:
                     self._raise_peak()
                 if self._idle_bytes:
@@ -293,13 +256,9 @@ class BufferPool:
             size = known.size
             self._in_use_bytes -= size
             self._idle_bytes += size
-            shelf = known.shelf
-            if shelf is not self._newest:
-                # If it was let go while it was empty, there may be another one of the size now.
-                shelf = known.shelf = self._idle.setdefault(size, shelf)
-                self._idle.move_to_end(size)
-                self._newest = shelf
-            shelf.loans.append(loan)  # last, so that `recount` finds it wherever an interrupt comes
+            loans = self._idle.setdefault(size, deque())
+            self._idle.move_to_end(size)
+            loans.append(loan)  # last, so that `recount` finds it wherever an interrupt comes
             # Else no limit can be below it: what is in use and what is idle are as much as before.
             if self._idle_bytes > self._most_idle:
                 self._shrink()
@@ -323,21 +282,17 @@ class BufferPool:
         self._note_deaths()
         with self._lock:
             alive = {key: known for key, known in self._known.items() if known() is not None}
-            shelves = self._idle.values()
-            idle = {id(loan.buffer) for shelf in shelves for loan in shelf.loans}
-            if self._emptied is not None:
-                self._emptied.recount()
-            unused = idle.union(id(loan.buffer) for loan in self._emptied or ())
+            idle = {id(loan.buffer) for loans in self._idle.values() for loan in loans}
             for known in alive.values():
-                known.is_lent = known.key not in unused
+                known.is_lent = known.key not in idle
             self._known = alive
             self._in_use_bytes = sum(known.size for known in alive.values() if known.is_lent)
-            self._idle_bytes = sum(shelf.size * len(shelf.loans) for shelf in shelves)
+            self._idle_bytes = sum(size * len(loans) for size, loans in self._idle.items())
 
     def close(self) -> None:
         """Keep nothing idle from here on; buffers that are in use may still be given back."""
         with self._lock:
-            self._closed, self._most_idle, self._emptied = True, 0, None
+            self._closed, self._most_idle = True, 0
         self.clear()
 
     @property
@@ -356,8 +311,7 @@ class BufferPool:
         # Under the lock. Idle buffers of the next classes.
         step = _step_above(size)
         larger = range(size + step, size + CLASSES_ABOVE * step + 1, step)
-        shelves = filter(None, map(self._idle.get, larger))
-        return next((shelf.loans for shelf in shelves if shelf.loans), None)
+        return next(filter(None, map(self._idle.get, larger)), None)
 
     def _may_take(self, loan: Loan, size: int) -> bool:
         # Under the lock. A buffer that is free later is taken only where there are enough.
@@ -370,11 +324,8 @@ class BufferPool:
         key, size = id(buffer), buffer.numel()
         if key in self._known:  # of a buffer that died at this address
             self._forget(self._known.pop(key))
-        shelf = self._idle.get(size)
-        if shelf is None:
-            shelf = self._idle[size] = self._newest = Shelf(size)
         known = _Known(buffer, self._dead.append)
-        known.key, known.size, known.shelf, known.is_lent = key, size, shelf, False
+        known.key, known.size, known.is_lent = key, size, False
         self._known[key] = known  # when it is complete: an interrupt may come anywhere
         return known
 
@@ -418,15 +369,11 @@ class BufferPool:
             if not self._idle:  # an interrupt came between two statements
                 self._idle_bytes = 0
                 return
-            size, shelf = next(iter(self._idle.items()))
-            if shelf.loans:
-                loan = shelf.loans.popleft()
+            size, loans = next(iter(self._idle.items()))
+            if loans:
+                loan = loans.popleft()
                 self._idle_bytes -= size
-                if loan.after is None:
-                    if self._emptied is not None:
-                        self._emptied.empty(loan.buffer, loan)
-                elif self._discard is not None:
+                if loan.after is not None and self._discard is not None:
                     self._discard(loan)
-            if not shelf.loans:
-                self._newest = None
+            if not loans:
                 del self._idle[size]

@@ -74,11 +74,6 @@ class ByAddress(Protocol):
         """Bytes that `encode` may write."""
         ...
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether every encoding has as many bytes."""
-        ...
-
     def encode(self, source: int, target: int) -> int:
         """Encode the tensor at ``source`` to ``target``; returns the payload's bytes."""
         ...

@@ -82,7 +82,8 @@ def encode(
 ) -> PinnedSize:
     """Launch an encode of x into out; the size is known when the stream has run it.
 
-    An encode cannot be part of a CUDA graph, see `Launcher.control`.
+    Without a stream, the call waits for that. An encode cannot be part of a CUDA graph, see
+    `Launcher.control`.
 
     Args:
         format_name: a key of `cswap_kernels.cuda.formats.FORMATS`.
@@ -110,6 +111,8 @@ def encode(
     )
     n_tiles = _count_tiles(n_words, word)
     launcher.launch(f"{format_name}-{word}-encode", n_tiles, values, stream)
+    if stream is None:
+        wait(x.device)
     return size
 
 

@@ -6,23 +6,15 @@ encode has ended, and calls without a stream, which must be complete when they r
 
 from __future__ import annotations
 
-import abc
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 
 from cswap.codecs import nvcomp_library
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
-from cswap.codecs.layout import bytes_of
-from cswap.codecs.nvcomp_host import (
-    HEADER_BYTES,
-    TABLE_ENTRY,
-    can_decode_on_host,
-    decode_on_host,
-    read_header,
-)
+from cswap.codecs.layout import copy_bytes
+from cswap.codecs.nvcomp_container import HEADER_BYTES, TABLE_ENTRY, check_header
 from cswap.codecs.nvcomp_library import CHUNK_BYTES, running_on
 from cswap.codecs.nvcomp_size import NvcompSize
 from cswap.codecs.nvcomp_traits import ANS_FLOATS, TRAITS
@@ -44,7 +36,7 @@ and to each of its chunks, with space for checksums."""
 
 
 class NvcompCodec(Codec):
-    """Base of nvCOMP's codecs. A subclass sets nvCOMP's name of the algorithm and its options.
+    """Base of nvCOMP's codecs. A subclass sets nvCOMP's name of the algorithm, and options.
 
     Attributes:
         algorithm: nvCOMP's name of the algorithm.
@@ -63,9 +55,12 @@ class NvcompCodec(Codec):
         nvcomp_library.require(self.name)
         self._trust = Trust(self)
 
-    @abc.abstractmethod
     def options(self, dtype: DType) -> dict[str, object] | None:
-        """Options for nvCOMP and words of a dtype; None if the codec does not take the dtype."""
+        """Options for nvCOMP and words of a dtype; None if the codec does not take the dtype.
+
+        Default: none; the algorithm encodes bytes of any dtype.
+        """
+        return {}
 
     def has_outliers(self, x: torch.Tensor) -> torch.Tensor | None:
         """[] bool, on x's device: whether x must be stored raw. None: never."""
@@ -120,7 +115,12 @@ class NvcompCodec(Codec):
         if nbytes == 0:
             return
         if not on_gpu(out):
-            self._decode_on_host(payload, out)
+            if payload.numel() != nbytes:
+                raise UnsupportedError(
+                    f"payload on {payload.device}: codec {self.name!r} decodes on a GPU only. "
+                    "Move encoding.payload there."
+                )
+            copy_bytes(out, payload, nbytes)
             return
         given = cuda_stream(stream)
         raw_out = out.view(torch.uint8)
@@ -129,33 +129,14 @@ class NvcompCodec(Codec):
                 raw_out.copy_(payload, non_blocking=True)
             else:
                 if given is None:  # nvCOMP checks nothing, so the header is checked here
-                    self._check_header(payload, nbytes)
+                    head = bytes(payload[:HEADER_BYTES].cpu().tolist())  # waits for these bytes
+                    check_header(head, payload.numel(), nbytes)
                 target = raw_out if _is_aligned(raw_out) else torch.empty_like(raw_out)
                 self._coder(out, own).decode(_aligned(payload), target)
                 if target is not raw_out:
                     raw_out.copy_(target)
         if given is None:
             own.synchronize()
-
-    def _check_header(self, payload: torch.Tensor, nbytes: int) -> None:
-        # Waits for the payload's first bytes.
-        head = bytes(payload[:HEADER_BYTES].cpu().tolist())
-        chunk_nbytes = read_header(head, payload.numel(), nbytes).chunk_nbytes
-        if chunk_nbytes != CHUNK_BYTES:
-            raise CorruptEncodingError(
-                f"nvCOMP payload in chunks of {chunk_nbytes} bytes, {CHUNK_BYTES} expected."
-            )
-
-    def _decode_on_host(self, payload: torch.Tensor, out: torch.Tensor) -> None:
-        if payload.numel() != out.nbytes and not can_decode_on_host(self.name):
-            raise UnsupportedError(
-                f"payload on {payload.device}: codec {self.name!r} decodes on a GPU only. "
-                "Move encoding.payload there."
-            )
-        source, target = bytes_of(payload), bytes_of(out)
-        if payload.numel() != out.nbytes:
-            source = np.frombuffer(decode_on_host(self.name, source.data, out.nbytes), np.uint8)
-        target[:] = source
 
     def _coder(self, x: torch.Tensor, stream: torch.cuda.Stream) -> nvcomp_library.Coder:
         dtype = word_dtype(x.dtype)
@@ -212,23 +193,19 @@ class Bitcomp(NvcompCodec):
     traits = TRAITS[name]
     algorithm = "Bitcomp"
     max_chunk_bytes = 65632
+    _algorithm_type = 0
 
     def options(self, dtype: DType) -> dict[str, object]:
         """Words as unsigned integers, so that every bit comes back."""
-        return {"data_type": _unsigned(dtype.word), "algorithm_type": 0}
+        return {"data_type": _unsigned(dtype.word), "algorithm_type": self._algorithm_type}
 
 
-class BitcompSparse(NvcompCodec):
+class BitcompSparse(Bitcomp):
     """nvCOMP Bitcomp, its algorithm for data with many zeros."""
 
     name = "nvcomp-bitcomp-sparse"
     traits = TRAITS[name]
-    algorithm = "Bitcomp"
-    max_chunk_bytes = 65632
-
-    def options(self, dtype: DType) -> dict[str, object]:
-        """Words as unsigned integers, so that every bit comes back."""
-        return {"data_type": _unsigned(dtype.word), "algorithm_type": 1}
+    _algorithm_type = 1
 
 
 class Cascaded(NvcompCodec):
@@ -261,13 +238,7 @@ class Lz4(NvcompCodec):
         return {"data_type": _unsigned(min(dtype.word, 4))}
 
 
-class _WithoutOptions(NvcompCodec):
-    def options(self, dtype: DType) -> dict[str, object]:
-        """No options: the algorithm encodes bytes of any dtype."""
-        return {}
-
-
-class Snappy(_WithoutOptions):
+class Snappy(NvcompCodec):
     """nvCOMP Snappy."""
 
     name = "nvcomp-snappy"
@@ -276,7 +247,7 @@ class Snappy(_WithoutOptions):
     max_chunk_bytes = 76490
 
 
-class GDeflate(_WithoutOptions):
+class GDeflate(NvcompCodec):
     """nvCOMP GDeflate: Deflate, rearranged for GPUs."""
 
     name = "nvcomp-gdeflate"
@@ -285,7 +256,7 @@ class GDeflate(_WithoutOptions):
     max_chunk_bytes = 131360
 
 
-class Deflate(_WithoutOptions):
+class Deflate(NvcompCodec):
     """nvCOMP Deflate."""
 
     name = "nvcomp-deflate"
@@ -294,7 +265,7 @@ class Deflate(_WithoutOptions):
     max_chunk_bytes = 148256
 
 
-class Zstd(_WithoutOptions):
+class Zstd(NvcompCodec):
     """nvCOMP Zstandard."""
 
     name = "nvcomp-zstd"

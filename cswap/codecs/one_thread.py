@@ -6,7 +6,7 @@ and the size is found once: with cold caches, finding it again takes as long as 
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from cswap.errors import CorruptEncodingError
 from cswap_kernels.tile_calls import WORD_LIKE
@@ -26,10 +26,7 @@ class OneThread:
 
     Attributes:
         bound: bytes that `encode` may write.
-        is_exact: never.
     """
-
-    is_exact: Final = False
 
     __slots__ = (
         "_args",

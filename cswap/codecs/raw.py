@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 from math import inf
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
-from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, is_flat_of
+from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream
 from cswap.codecs.layout import copy_bytes
 from cswap.codecs.traits import CodecRate, CodecTraits
 from cswap.errors import CorruptEncodingError
@@ -60,39 +59,7 @@ class Raw(Codec):
     ) -> None:
         """See `Codec.decode_flat`."""
         if payload.numel() != out.nbytes:
-            raise _other_size(payload.numel(), out.nbytes)
+            raise CorruptEncodingError(
+                f"raw encoding of {payload.numel()} bytes, {out.nbytes} expected."
+            )
         copy_bytes(out, payload, out.nbytes)
-
-    def by_address(self, dtype: torch.dtype, nbytes: int, threads: int) -> CopyByAddress | None:
-        """See `Codec.by_address`."""
-        return CopyByAddress(nbytes) if is_flat_of(self, Raw) else None
-
-
-class CopyByAddress:
-    """Copies tensors of one size, by the addresses of a CPU's memory.
-
-    Attributes:
-        bound: bytes of a tensor.
-        is_exact: always.
-    """
-
-    is_exact: Final = True
-
-    def __init__(self, nbytes: int) -> None:
-        """Args: nbytes: of a tensor."""
-        self.bound = nbytes
-
-    def encode(self, source: int, target: int) -> int:
-        """See `ByAddress.encode`."""
-        ctypes.memmove(target, source, self.bound)
-        return self.bound
-
-    def decode(self, payload: int, nbytes: int, target: int) -> None:
-        """See `ByAddress.decode`."""
-        if nbytes != self.bound:
-            raise _other_size(nbytes, self.bound)
-        ctypes.memmove(target, payload, nbytes)
-
-
-def _other_size(nbytes: int, expected: int) -> CorruptEncodingError:
-    return CorruptEncodingError(f"raw encoding of {nbytes} bytes, {expected} expected.")

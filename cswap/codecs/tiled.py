@@ -131,7 +131,8 @@ class TiledCodec(Codec):
         d = word_dtype(x.dtype)
         _, n_tiles, directory_nbytes = _tiles_of(x.nbytes, d.word)
         if x.is_cuda:
-            return self._encode_cuda(x, out, d, key, stream)
+            params = self.cuda_args(d, key).tolist()
+            return gpu.encode(self.cuda_format, d.word, x, out, params, cuda_stream(stream))
         args = None if self.lossless else self.tile_args(d, key)
         threads = all_threads() if stream is None else stream.threads
         shape = SHAPES.get(f"{self.name}-encode", DEFAULT_SHAPE)
@@ -193,17 +194,6 @@ class TiledCodec(Codec):
         if (threads > 1 and several) or not is_flat_of(self, TiledCodec):
             return None
         return _one_thread(self, d.name, nbytes)
-
-    def _encode_cuda(
-        self, x: torch.Tensor, out: torch.Tensor, d: DType, key: EncodeKey, stream: Stream | None
-    ) -> int | LateSize:
-        own = cuda_stream(stream)
-        args = self.cuda_args(d, key).tolist()
-        size = gpu.encode(self.cuda_format, d.word, x, out, args, own)
-        if own is not None:
-            return size
-        gpu.wait(x.device)
-        return size.value()
 
 
 NO_ARGS: Final[NDArray[Any]] = np.zeros(1, np.uint64)

@@ -93,7 +93,7 @@ class Zfp(Codec):
         """See `Codec.encode_flat`."""
         d = word_dtype(x.dtype)
         if x.is_cuda:
-            return self._encode_cuda(x, out, d, stream)
+            return gpu.encode("zfp", d.word, x, out, self._cuda_args(d), cuda_stream(stream))
         words, target = words_of(x), bytes_of(out)
         bits = block_bits(self._rate, _itemsize(d))
         nbytes = stream_bytes(words.size, bits)
@@ -150,16 +150,6 @@ class Zfp(Codec):
 
     def _cuda_args(self, d: DType) -> tuple[int, int]:
         return block_bits(self._rate, _itemsize(d)), float_kind(d)
-
-    def _encode_cuda(
-        self, x: torch.Tensor, out: torch.Tensor, d: DType, stream: Stream | None
-    ) -> int | LateSize:
-        own = cuda_stream(stream)
-        size = gpu.encode("zfp", d.word, x, out, self._cuda_args(d), own)
-        if own is not None:
-            return size
-        gpu.wait(x.device)
-        return size.value()
 
     def _decode_piece(
         self, data: NDArray[np.uint8], words: NDArray[Any], d: DType, bits: int

@@ -38,7 +38,7 @@ class CpuDevice(Device):
         """Make a device; engines share one, see `cpu_device`."""
         self._in_line = CpuStream(max(1, torch.get_num_threads()))
         # The host's memory is the device's: what the encoders need is the model's again at once.
-        self._scratch = BufferPool(_bytes, 0.0, refills=True, always_idle=IDLE_SCRATCH_BYTES)
+        self._scratch = BufferPool(_bytes, 0.0, always_idle=IDLE_SCRATCH_BYTES)
 
     @property
     def in_line(self) -> CpuStream:

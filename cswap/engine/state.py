@@ -84,7 +84,7 @@ class EngineState:
         self.recomputer = Recomputer(self.counters, self.advisor, self.owned, self.results)
         self.unread = UnreadPlaces(self.counters, self.advisor)
         self._may_be_unread = computes_again(config) and plan is None
-        self.disk = disk_store(config, self.counters)
+        self.disk = disk_store(config)
         budget = None if plan is None else plan.budget_bytes
         self.lanes = Lanes(
             config,

@@ -83,7 +83,7 @@ def show(table: Table, *, drop: Sequence[str] = (), console: Console | None = No
         width = max(found.maximum, console.width)
         Console(file=console.file, width=width, quiet=console.quiet).print(table)
         return
-    missing = fit(table, console.width, drop)
+    missing = fit(table, console, drop)
     console.print(table)
     if missing:
         names = ", ".join(map(visible, missing))
@@ -99,51 +99,32 @@ def as_text(table: Table) -> str:
     return "\n".join(line.rstrip() for line in out.getvalue().splitlines())
 
 
-def fit(table: Table, width: int, drop: Sequence[str] = ()) -> list[str]:
+def fit(table: Table, console: Console, drop: Sequence[str] = ()) -> list[str]:
     """Drop columns until the others fit, and set their widths; returns the headings dropped."""
     missing: list[str] = []
-    while len(table.columns) > 1 and sum(map(_least, table.columns)) + _between(table) > width:
-        gone = _next_to_go(table.columns, drop)
-        missing.append(str(gone.header))
-        table.columns.remove(gone)
-    for i, column in enumerate(table.columns):
-        column._index = i  # noqa: SLF001 - rich has no way to take a column out
-    spare = width - _between(table) - sum(map(_least, table.columns))
-    for column in sorted(table.columns, key=_most):
-        column.width = min(_most(column), _least(column) + max(0, spare))
-        spare -= column.width - _least(column)
+    columns, widths = table.columns, [_widths(column, console) for column in table.columns]
+    while len(columns) > 1 and sum(least for least, _ in widths) + _between(table) > console.width:
+        by_name = {str(column.header): i for i, column in enumerate(columns) if i}
+        gone = next((by_name[name] for name in drop if name in by_name), len(columns) - 1)
+        missing.append(str(columns.pop(gone).header))
+        widths.pop(gone)
+    spare = console.width - _between(table) - sum(least for least, _ in widths)
+    for i in sorted(range(len(columns)), key=lambda i: widths[i][1]):
+        least, most = widths[i]
+        columns[i]._index = i  # noqa: SLF001 - rich has no way to take a column out
+        columns[i].width = min(most, least + max(0, spare))
+        spare -= columns[i].width - least  # type: ignore[operator] # it was just set
     return missing
 
 
-def _next_to_go(columns: Sequence[Column], drop: Sequence[str]) -> Column:
-    by_name = {str(column.header): column for column in columns[1:]}
-    return next((by_name[name] for name in drop if name in by_name), columns[-1])
+def _widths(column: Column, console: Console) -> tuple[int, int]:
+    # Characters below which a column would not be readable, and those without a wrapped line.
+    from rich.measure import measure_renderables
 
-
-def _lines(column: Column) -> list[str]:
-    from rich.text import Text
-
-    cells = [column.header, *column.cells]
-    texts = (c.plain if isinstance(c, Text) else Text.from_markup(str(c)).plain for c in cells)
-    return [line for text in texts for line in text.splitlines()]
-
-
-def _most(column: Column) -> int:
-    # Characters that the column takes without being wrapped.
-    from rich.cells import cell_len
-
-    return max((cell_len(line) for line in _lines(column)), default=0)
-
-
-def _least(column: Column) -> int:
-    # Characters below which it would not be readable.
-    from rich.cells import cell_len
-
-    most = _most(column)
-    if column.no_wrap:
-        return min(most, MOST_WORD)
-    word = max((cell_len(word) for line in _lines(column) for word in line.split()), default=0)
-    return min(most, max(TEXT_WIDTH, min(word, MOST_WORD)))
+    options = console.options.update(width=1 << 16)
+    word, most = measure_renderables(console, options, [column.header, *column.cells])
+    word = min(word, MOST_WORD)
+    return min(most, MOST_WORD if column.no_wrap else max(TEXT_WIDTH, word)), most
 
 
 def _between(table: Table) -> int:

@@ -6,7 +6,7 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -81,14 +81,8 @@ class Plan:
         {'version': 3, 'decisions': {'3': {'action': 'swap', 'codec': 'zvc'}}}
         """
         decisions = {str(position): _entry(d) for position, d in self.decisions.items()}
-        about = {
-            "policy": self.policy,
-            "budget_bytes": self.budget_bytes,
-            "hardware": self.hardware,
-            "predicted": dict(self.predicted),
-            "trace_fingerprint": self.trace_fingerprint,
-            "order": list(self.order),
-        }
+        about = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decisions"}
+        about |= {"predicted": dict(self.predicted), "order": list(self.order)}
         kept = {name: value for name, value in about.items() if value not in ("", None, {}, [])}
         return {"version": VERSION, "decisions": decisions} | kept
 
@@ -133,15 +127,7 @@ class Plan:
 
 
 def _entry(decision: Decision) -> dict[str, Any]:
-    fields = {
-        "action": decision.action,
-        "codec": decision.codec or None,
-        "prefetch": decision.prefetch,
-        "section_bytes": decision.section_bytes,
-        "module": decision.module or None,
-        "nbytes": decision.nbytes,
-    }
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name, value in asdict(decision).items() if value not in (None, "")}
 
 
 def _decisions(value: Any) -> dict[int, Decision]:

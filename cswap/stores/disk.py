@@ -1,97 +1,109 @@
-"""The disk tier: one private file per encoding, checked on the way back.
+"""The disk tier: encodings in one file without a name, checked on the way back.
 
-Note [when a spill folder goes]
-~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The constructor of a store makes its folder. Only the users of a store keep it alive.
+Note [a file without a name]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The file is deleted as soon as it is open. So nobody else can open it, and the system frees its
+bytes when the last process that has it open closes it or ends, however it ends: nothing is left to
+be removed, and no run meets another's files.
 
-close()      the folder is removed when no readable `DiskFile` is left: at once, or with the last
-             `release`. A later write makes a new folder, which is removed in the same way.
-collected    the folder is removed with the store. Each reader of its files refers to the store, so
-             no reader is left.
-exit         the folder is removed.
-killed       the folder stays. The next store in the same parent directory removes it.
-forked       the child begins without a folder and without files. It may read its parent's files
-             as long as the parent keeps them, and deletes none of them.
+A forked child has its parent's file open, and may read what its parent has not released. It writes
+to a file of its own.
 """
 
 from __future__ import annotations
 
 import errno
 import os
+import tempfile
 import threading
 import weakref
 import zlib
+from bisect import insort
+from contextlib import suppress
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from cswap.errors import CorruptEncodingError
-from cswap.stores.folder import SpillFolder
-from cswap.stores.leftovers import remove_leftovers
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     import torch
 
 
-@dataclass(frozen=True)  # without slots, because stores hold weak references to it
+class SpillFile:
+    """A file without a name, open until nobody refers to this object.
+
+    Attributes:
+        descriptor: of the file.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        """Args: parent: existing directory, on whose disk the file is.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with tempfile.TemporaryFile(dir=parent) as file:
+            self.descriptor = os.dup(file.fileno())
+        weakref.finalize(self, os.close, self.descriptor).atexit = False
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class DiskFile:
     """One encoding on disk.
 
     Attributes:
-        path: the file.
+        spill: the file that it is in.
+        offset: of its first byte there.
         nbytes: its size.
         checksum: CRC-32 of its bytes.
     """
 
-    path: Path
+    spill: SpillFile
+    offset: int
     nbytes: int
     checksum: int
 
+    @property
+    def end(self) -> int:
+        """Offset of the byte behind its last one."""
+        return self.offset + self.nbytes
+
 
 class DiskStore:
-    """Encodings in a folder of their own (mode 0700, files 0600). Thread-safe; may be forked.
+    """Encodings in a file of their own. Thread-safe; may be forked.
 
     Attributes:
-        in_use_bytes: bytes of the files on disk that this process has written.
+        in_use_bytes: bytes on disk that this process has written and not released.
         peak_bytes: maximum of ``in_use_bytes``.
     """
 
-    _folder: SpillFolder | None
+    _spill: SpillFile | None
 
-    def __init__(
-        self,
-        parent: Path,
-        limit: int | None,
-        on_failure: Callable[[str, object], None] | None = None,
-    ) -> None:
-        """Make the folder, and remove the folders of processes that have ended.
+    def __init__(self, parent: Path, limit: int | None) -> None:
+        """Make the file.
 
         Args:
             parent: existing directory.
-            limit: largest number of bytes in use; None: no limit.
-            on_failure: called with "disk:delete" and the reason when a file or a folder cannot be
-                deleted.
+            limit: largest size of the file, in bytes; None: no limit.
 
         Raises:
-            OSError: the folder cannot be made.
+            OSError: the file cannot be made.
         """
         self._parent = parent.resolve()
         self._limit = limit
-        self._on_failure = on_failure
         self._closed = False
         self.begin_empty()
         _stores.add(self)
-        remove_leftovers(self._parent)
-        self._folder = SpillFolder(self._parent)
+        self._spill = SpillFile(self._parent)
 
     def begin_empty(self) -> None:
-        """Forget every file and make a new lock. For a forked child: the files are its parent's."""
+        """Forget every encoding, and make a new lock. For a forked child: they are its parent's."""
         self._lock = threading.Lock()
-        self._folder = None
-        self._readable: weakref.WeakSet[DiskFile] = weakref.WeakSet()
-        self._undeleted: list[DiskFile] = []
+        self._spill = None
+        self._live: list[DiskFile] = []  # by offset
         self.in_use_bytes = 0
         self.peak_bytes = 0
 
@@ -99,121 +111,93 @@ class DiskStore:
         """Write payload [nbytes] uint8 (CPU); None if the limit is reached.
 
         Raises:
-            OSError: the disk is full or fails. The incomplete file is removed.
+            OSError: the disk is full or fails. Nothing is kept then.
         """
-        if self._is_full(payload.numel()):  # checked before the checksum reads all bytes
-            return None
+        nbytes = payload.numel()
+        if self._limit is not None and self.in_use_bytes + nbytes > self._limit:
+            return None  # before the checksum reads all bytes
         data = memoryview(payload.numpy().data)
-        file = self._reserve(payload.numel(), zlib.crc32(data))
+        file = self._reserve(nbytes, zlib.crc32(data))
         if file is None:
             return None
         try:
-            descriptor = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except BaseException:  # no file was made: a file of that name belongs to another process
-            self._forget(file)
-            raise
-        try:
-            _write_and_close(descriptor, data)
+            _write(file, data)
         except BaseException:
             self.release(file)
             raise
         return file
 
     def read(self, file: DiskFile, out: torch.Tensor) -> None:
-        """Read a file into out [nbytes] uint8 (CPU).
+        """Read an encoding into out [nbytes] uint8 (CPU).
 
         Raises:
-            CorruptEncodingError: the file is gone, or its bytes have changed since the write.
+            CorruptEncodingError: it is gone, or its bytes have changed since the write.
         """
-        target = memoryview(out.numpy().data)
+        target, done = memoryview(out.numpy().data)[: file.nbytes], 0
+        descriptor = file.spill.descriptor
         try:
-            with file.path.open("rb", buffering=0) as source:
-                done = 0
-                while done < file.nbytes and (n := source.readinto(target[done : file.nbytes])):
-                    done += n
+            while done < file.nbytes and (
+                n := os.preadv(descriptor, [target[done:]], file.offset + done)
+            ):
+                done += n
         except OSError as error:
-            raise CorruptEncodingError(f"{file.path}: cannot be read back: {error}") from error
-        if done != file.nbytes or zlib.crc32(target[: file.nbytes]) != file.checksum:
-            raise CorruptEncodingError(f"{file.path}: its content was changed after the write.")
+            raise CorruptEncodingError(
+                f"{self._parent}: an encoding cannot be read back: {error}"
+            ) from error
+        if zlib.crc32(target) != file.checksum:
+            raise CorruptEncodingError(
+                f"{self._parent}: an encoding's content was changed after the write."
+            )
 
     def release(self, file: DiskFile) -> None:
-        """Delete a file. In a forked child, the parent's files are not deleted.
-
-        A file that cannot be deleted still counts in `in_use_bytes`. The next successful deletion
-        tries it again.
-        """
-        if file not in self._readable:  # the file is the parent's, or was released before
-            return
-        if self._delete(file):
-            with self._lock:
-                again = self._undeleted.pop() if self._undeleted else None
-            if again is not None:
-                self._delete(again)
-        self._remove_unused_folder()
+        """Let go of an encoding; a second time does nothing, nor does it for that of a parent."""
+        with self._lock:
+            if file not in self._live:
+                return
+            self._live.remove(file)
+            self.in_use_bytes -= file.nbytes
+            end = max((other.end for other in self._live), default=0)
+            with suppress(OSError):  # it takes more of the disk then, until the file goes
+                os.ftruncate(file.spill.descriptor, end)
+            self._drop_unused()
 
     def close(self) -> None:
-        """Remove the folder as soon as no file in it can be read any more.
+        """Let go of the file as soon as nothing in it can be read any more.
 
-        After close, files can still be read, written and released. See Note [when a spill folder
-        goes].
+        After close, encodings can still be read, written and released.
         """
-        self._closed = True
-        self._remove_unused_folder()
+        with self._lock:
+            self._closed = True
+            self._drop_unused()
 
-    def _is_full(self, nbytes: int) -> bool:
-        return self._limit is not None and self.in_use_bytes + nbytes > self._limit
+    def _drop_unused(self) -> None:
+        # Under the lock.
+        if self._closed and not self._live:
+            self._spill = None
 
     def _reserve(self, nbytes: int, checksum: int) -> DiskFile | None:
-        # The lock covers the accounts and the making of the folder. Files are written and deleted
-        # without it, so that a slow disk does not block other threads.
+        # The lock covers the places and the making of the file. Bytes are written without it, so
+        # that a slow disk does not block other threads.
         with self._lock:
-            if self._is_full(nbytes):
+            offset = self._first_gap(nbytes)
+            if self._limit is not None and offset + nbytes > self._limit:
                 return None
-            if self._folder is None:
-                self._folder = SpillFolder(self._parent)
-            file = DiskFile(self._folder.next_path(), nbytes, checksum)
-            self._readable.add(file)
+            if self._spill is None:
+                self._spill = SpillFile(self._parent)
+            file = DiskFile(self._spill, offset, nbytes, checksum)
+            insort(self._live, file, key=attrgetter("offset"))
             self.in_use_bytes += nbytes
             self.peak_bytes = max(self.peak_bytes, self.in_use_bytes)
         return file
 
-    def _forget(self, file: DiskFile) -> None:
-        with self._lock:
-            self._readable.discard(file)
-            self.in_use_bytes -= file.nbytes
-
-    def _delete(self, file: DiskFile) -> bool:
-        try:
-            file.path.unlink(missing_ok=True)
-        except OSError as error:
-            with self._lock:
-                self._readable.discard(file)
-                self._undeleted.append(file)
-            self._report(error)
-            return False
-        self._forget(file)
-        return True
-
-    def _remove_unused_folder(self) -> None:
-        if not self._closed:
-            return
-        with self._lock:
-            if self._readable:
-                return
-            folder, self._folder = self._folder, None
-            nbytes = self.in_use_bytes  # bytes of files that could not be deleted, or were lost
-            self._undeleted.clear()
-        if folder is None:
-            return
-        if folder.remove():
-            with self._lock:
-                self.in_use_bytes -= nbytes
-        else:
-            self._report(f"{folder.path}: cannot be removed")
-
-    def _report(self, why: object) -> None:
-        if self._on_failure is not None:
-            self._on_failure("disk:delete", why)
+    def _first_gap(self, nbytes: int) -> int:
+        # Under the lock. Backward releases in the reverse order, so there are few gaps.
+        end = 0
+        for file in self._live:
+            if file.offset - end >= nbytes:
+                break
+            end = max(end, file.end)
+        return end
 
 
 _stores: weakref.WeakSet[DiskStore] = weakref.WeakSet()
@@ -228,13 +212,10 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_begin_in_child)
 
 
-def _write_and_close(descriptor: int, data: memoryview) -> None:
-    try:
-        done = 0
-        while done < len(data):
-            n = os.write(descriptor, data[done:])
-            if not n:
-                raise OSError(errno.EIO, "nothing was written")
-            done += n
-    finally:
-        os.close(descriptor)
+def _write(file: DiskFile, data: memoryview) -> None:
+    done = 0
+    while done < len(data):
+        n = os.pwrite(file.spill.descriptor, data[done:], file.offset + done)
+        if not n:
+            raise OSError(errno.EIO, "nothing was written")
+        done += n

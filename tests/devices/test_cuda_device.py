@@ -560,6 +560,7 @@ def launcher(cuda, monkeypatch):
     )
     made = launcher_module.Launcher(0)
     monkeypatch.setattr(gpu, "_launcher", lambda _: made)
+    monkeypatch.setattr(gpu, "wait", lambda _: None)
     return gpu, launched
 
 

@@ -57,7 +57,7 @@ def test_fewer_bytes_than_a_checksum_are_no_encoding(nbytes):
 class Impossible:
     """A way that claims sizes that it cannot reach."""
 
-    bound, is_exact = 100, False
+    bound = 100
 
     def __init__(self, nbytes):
         self.nbytes = nbytes

@@ -55,7 +55,7 @@ class Bench:
         self.device = device
         self.tokens = []
         self.counters = Counters()
-        self.host = HostStore(device.host_memory, Allowance(limit))
+        self.host = HostStore(device.host_memory, allowance=Allowance(limit))
         self.disk = disk
         self.executor = make_executor(device, self.host, disk, self.counters, seed=0, verify=verify)
 
@@ -363,7 +363,7 @@ def test_a_full_disk_keeps_the_tensor(make, disk, monkeypatch):
     def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(os, "write", full)
+    monkeypatch.setattr(os, "pwrite", full)
     bench = Bench(make(), limit=4096, disk=disk)
     handle = bench.swap_out(values())
     bench.settle(handle)

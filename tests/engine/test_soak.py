@@ -26,12 +26,7 @@ def net():
     )  # fmt: skip
 
 
-def has_memory(x):
-    """Pools also keep buffers whose memory they have given back (cswap/emptied_buffers.py)."""
-    return x.untyped_storage().nbytes() > 0
-
-
-def held(folder, engine):
+def held(engine):
     # Pools keep idle buffers, of as many sizes as encodings have had by chance. The guard keeps the
     # handles of the last step; those that had left have a tensor without elements, which counts
     # versions, and how many had left is a matter of time.
@@ -39,8 +34,7 @@ def held(folder, engine):
     gc.collect()
     return {
         "handles": sum(type(o) is Handle for o in gc.get_objects()),
-        "tensors": sum(type(o) is torch.Tensor and has_memory(o) for o in gc.get_objects()),
-        "files": len(list(folder.rglob("*"))),
+        "tensors": sum(type(o) is torch.Tensor and o.numel() > 0 for o in gc.get_objects()),
         "threads": threading.active_count(),
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
         "scratch": cpu_device()._scratch.in_use_bytes,
@@ -67,13 +61,13 @@ def test_nothing_grows(tmp_path, codec):
             assert handle.stats.device_bytes == handle.stats.host_bytes == 0
 
         steps(200)
-        before = held(tmp_path, handle.engine)
+        before = held(handle.engine)
         steps(STEPS - 200)
         stats = handle.stats
-        after, deadline = held(tmp_path, handle.engine), time.monotonic() + 20
+        after, deadline = held(handle.engine), time.monotonic() + 20
         while any(after[k] > before[k] for k in before) and time.monotonic() < deadline:
             handle.engine.collect()  # engines' own thread may be at a tensor
-            after = held(tmp_path, handle.engine)
+            after = held(handle.engine)
     assert stats.swapped > STEPS
     assert stats.disk_bytes == 0
     assert {k: after[k] for k in before if after[k] > before[k]} == {}

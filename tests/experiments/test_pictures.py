@@ -17,7 +17,7 @@ from cswap import palette
 from cswap.experiments.codecs import plots
 from cswap.experiments.labels import place
 from cswap.report.figure import new_figure
-from cswap.report.log_axis import plain_ticks, ticks
+from cswap.report.log_axis import plain_ticks
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results" / "cpu"
@@ -68,7 +68,8 @@ def test_ticks_of_logarithmic_axes_do_not_overlap(limits):
     plain_ticks(panel.xaxis)
     plain_ticks(panel.yaxis)
     check(figure)
-    assert 2 <= len(ticks(*limits)) <= 10
+    low, high = limits
+    assert 2 <= sum(low <= tick <= high for tick in panel.xaxis.get_majorticklocs()) <= 10
     assert not panel.xaxis.get_minor_ticks()
     figure.canvas.draw()
     assert not any("times" in label.get_text() for label in tick_labels(panel.xaxis))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
@@ -10,14 +12,13 @@ from cswap.codecs.registry import get_codec
 from cswap.errors import CorruptEncodingError
 
 
-def change(path):
-    data = bytearray(path.read_bytes())
-    data[len(data) // 2] ^= 1
-    path.write_bytes(data)
+def change(descriptor, nbytes):
+    at = nbytes // 2
+    os.pwrite(descriptor, bytes([os.pread(descriptor, 1, at)[0] ^ 1]), at)
 
 
-def remove(path):
-    path.unlink()
+def remove(descriptor, _):
+    os.ftruncate(descriptor, 0)
 
 
 @pytest.mark.parametrize("harm", [change, remove])
@@ -35,12 +36,12 @@ def test_what_changed_on_the_disk_is_not_decoded(tmp_path, monkeypatch, name, ha
     options = {"codec": name, "min_bytes": 0, "host_limit": 0, "spill_dir": tmp_path}
     with cswap.swapping(**options) as engine:
         loss = (x.clone() ** 2).sum()
-        assert engine.stats.disk_bytes > 0
-        files = [p for p in tmp_path.rglob("*") if p.is_file() and p.stat().st_size > 1000]
-        for path in files:
-            harm(path)
+        store = engine._state.disk
+        assert store is not None
+        assert store._spill is not None
+        assert engine.stats.disk_bytes > 1000
+        harm(store._spill.descriptor, engine.stats.disk_bytes)
         monkeypatch.setattr(codec, "decode_flat", note)
         with pytest.raises(CorruptEncodingError, match=str(tmp_path)):
             loss.backward()
-    assert files
     assert decoded == []

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.in_line import InLine
-    from cswap.pool import Shelf
     from cswap.stats.counters import Moved
 
 
@@ -41,10 +40,9 @@ class InLineSlot(CodecSlot):
         moved: counts one that has been saved and not encoded yet.
         moves: see `Counters`.
         reclaimer: of the engine.
-        shelf: on which the last one's memory lay.
     """
 
-    __slots__ = ("in_line", "moved", "moves", "reclaimer", "shelf", "tolerance", "way")
+    __slots__ = ("in_line", "moved", "moves", "reclaimer", "tolerance", "way")
 
     def __init__(
         self,
@@ -62,7 +60,6 @@ class InLineSlot(CodecSlot):
         if codec.lossless:
             self.way = in_line.by_address(codec, place.recipe.dtype, self.nbytes)
         self.tolerance = EXACT if codec.lossless else needed_tolerance(codec)
-        self.shelf: Shelf | None = None
         self.moved: Moved = (self.nbytes, 0, *SAVED)
         self.moves, self.reclaimer = state.counters.moves, state.reclaimer
 
@@ -71,7 +68,7 @@ class InLineSlot(CodecSlot):
         in_line, nbytes, codec, way = self.in_line, self.nbytes, self.codec, self.way
         try:
             if way is not None:
-                encoding = in_line.encode_at(address, way, self.shelf)
+                encoding = in_line.encode_at(address, way)
             else:
                 key = DEFAULT_KEY
                 if not codec.lossless:
@@ -82,8 +79,6 @@ class InLineSlot(CodecSlot):
         if encoding is None:
             return None
         loan, used, seconds, _ = encoding
-        known = loan.known
-        self.shelf = known.shelf
         packed = Encoded(
             tensor, self.recipe, self.lane, self.shared_use, nbytes, tolerance=self.tolerance
         )
@@ -93,7 +88,7 @@ class InLineSlot(CodecSlot):
         packed.position, packed.step = self.position, step
         moves = self.moves
         moves.append(self.moved)  # until it was encoded
-        moves.append((-nbytes, known.size, 0, codec.name, nbytes, used, seconds))
+        moves.append((-nbytes, loan.known.size, 0, codec.name, nbytes, used, seconds))
         self.reclaimer.watch_encoding(packed, loan, in_line.host)
         notes = self.notes
         if self.advice is not None:

@@ -31,15 +31,12 @@ class CheckedByAddress:
 
     Attributes:
         bound: bytes that `encode` may write.
-        is_exact: never.
     """
-
-    is_exact: Final = False
 
     __slots__ = ("_codec_name", "_way", "bound")
 
     def __init__(self, codec_name: str, way: ByAddress) -> None:
-        """Args: codec_name: for errors; way: of the codec, not exact."""
+        """Args: codec_name: for errors; way: of the codec."""
         self._codec_name, self._way = codec_name, way
         self.bound = way.bound + CHECKSUM_BYTES
 

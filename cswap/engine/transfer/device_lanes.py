@@ -87,11 +87,10 @@ class Lane:
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
         self.host = HostStore(
             device.host_memory,
-            allowance,
             idle_share,
-            device.host_size,
-            partial(_hold, device),
-            refills=device.unified,
+            allowance,
+            discard=partial(_hold, device),
+            size_of=device.host_size,
         )
         self.device = device
         self._spills = disk is not None
@@ -371,17 +370,16 @@ def _hold(device: Device, loan: Loan) -> None:
     device.hold(loan.buffer, after)
 
 
-def disk_store(config: SwapConfig, counters: Counters) -> DiskStore | None:
-    """The disk tier, shared by all devices; None if there is none. Its failures are counted.
+def disk_store(config: SwapConfig) -> DiskStore | None:
+    """The disk tier, shared by all devices; None if there is none.
 
     Raises:
         ConfigError: the directory cannot be written.
     """
     if config.spill_dir is None:
         return None
-    report = partial(counters.fall_back, then="such files stay on the disk")
     try:
-        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit), report)
+        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
     except OSError as error:
         raise ConfigError(
             f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cswap.codecs.base import ByAddress, Codec, EncodeKey
     from cswap.engine.transfer.notes import TripNotes
     from cswap.engine.transfer.resources import Resources
-    from cswap.pool import Loan, Shelf
+    from cswap.pool import Loan
 
 MOST_KINDS: Final = 1 << 12
 """Kinds of tensors whose way by address is remembered."""
@@ -93,8 +93,7 @@ class InLine:
     def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
         """See `Codec.by_address`.
 
-        Payloads of indices are compared on the way back. None where their encoding is exact: a
-        handle compares these.
+        Payloads of indices are compared on the way back.
 
         Args:
             codec: the codec.
@@ -112,33 +111,23 @@ class InLine:
             threads = 1 if self._stream is None else self._stream.threads
             found = codec.by_address(dtype, nbytes, threads)
             if found is not None and dtype in INDICES:
-                # With a checksum, a copy of 2**n bytes would take the next size of buffers.
-                found = None if found.is_exact else CheckedByAddress(codec.name, found)
+                found = CheckedByAddress(codec.name, found)
         except Exception as error:  # a codec of another package may raise anything
             self._counters.fall_back(f"{codec.name}:by_address", error)
         self._known[codec.name, dtype, nbytes] = codec, found
         return found
 
-    def encode_at(
-        self, address: int, way: ByAddress, shelf: Shelf | None = None
-    ) -> Encoding | None:
+    def encode_at(self, address: int, way: ByAddress) -> Encoding | None:
         """Encode the tensor at an address by a lossless codec.
 
         Args:
             address: of the tensor, a multiple of any word's size.
             way: of `by_address` for its codec, dtype and bytes.
-            shelf: see `BufferPool.take`.
 
         Returns:
             None: the store has no room, or the codec gave an impossible size.
         """
         start_s, bound = _now(), way.bound
-        if way.is_exact:  # no copy is needed
-            loan = self.host.take(bound, shelf)
-            if loan is None:
-                return None
-            way.encode(address, loan.buffer.data_ptr())
-            return loan, bound, _now() - start_s, way
         scratch = self.scratch(bound)
         source = scratch.data_ptr()
         nbytes = way.encode(address, source)
@@ -146,7 +135,7 @@ class InLine:
             why = f"it gave {nbytes} bytes; {bound} are its bound"
             self._counters.fall_back("encode by address", why)
             return None
-        loan = self.host.take(nbytes, shelf)
+        loan = self.host.take(nbytes)
         if loan is not None:
             ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
         self.keep(scratch)
