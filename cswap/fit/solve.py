@@ -70,6 +70,10 @@ MOST_TRIES: Final = 4
 MOST_BYTES: Final = 1e15
 """A limit that holds nothing down."""
 
+LEAST: Final = 1e-4
+"""Milliseconds, or MiB, that a tensor has to gain to be held in another way than its own memory:
+copies that computation hides would cost nothing."""
+
 MIB: Final = float(1 << 20)
 MS: Final = 1e3
 
@@ -346,6 +350,7 @@ class _Table:
         upper = np.concatenate([np.ones(n), [most, MS * limit_s]])
         cost = np.zeros(n_columns)
         cost[n : n + 2] = (1.0, tiny) if least_bytes else (0.0, 1.0)
+        cost[:n] = [0.0 if v.way.action == KEEP else LEAST for v in self._variables]
         lower, whole = np.zeros(n_columns), np.arange(n_columns) < n
         if link is not None:
             upper = np.append(upper, link.upper)

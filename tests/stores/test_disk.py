@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 
 NBYTES = 60
 CHILD_ENDS_WITHIN_S = 20
-ALL: dict[str, Any] = {"codec": "raw", "min_bytes": 0, "host_limit": 0, "workers": 0}
+ALL: dict[str, Any] = {"codec": "raw", "min_bytes": 0, "host_limit": 0}
 
 # A process of its own needs no torch: a store asks a payload for its bytes only.
 PROGRAM = """
