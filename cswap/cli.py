@@ -238,12 +238,15 @@ def explain(
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Say for every call site what was chosen, why, what it cost, and the regret."""
+    """Say for every call site what was chosen, why, what it cost, and the regret.
+
+    Like call sites of blocks are one row of the table; other formats have a row for each.
+    """
     from cswap.report import explain as report
 
     record = report.load(file)
     columns: tuple[str, ...] = report.COLUMNS
-    rows = report.site_rows(record)
+    rows = report.site_rows(record, blocks=form is Format.TABLE)
     if position is not None:
         columns, rows = report.CANDIDATE_COLUMNS, report.candidate_rows(record, position)
     emit(

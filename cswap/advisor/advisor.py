@@ -280,11 +280,14 @@ class Advisor:
         price = self._costs_on(kind).price_s_per_byte
         stay = candidate(KEEP, nbytes, 1.0, 0.0, price)
         again = candidate(REMAT, nbytes, float(nbytes), device_s + HOOKS_S[kind], price)
+        key = position, site.scope, rough_size(nbytes)
         if again.cost_s > (1 - MARGIN) * stay.cost_s:
+            with self._lock:
+                self._recomputed.pop(key)
             return None
         self._note_gain(kind, position, nbytes, Gain(again.device_s, nbytes, _alike(site, REMAT)))
         with self._lock:
-            self._recomputed[position, site.scope, rough_size(nbytes)] = Explanation(
+            self._recomputed[key] = Explanation(
                 position, site, None, (again, stay), REMAT, "computed again", price
             )
         return again.device_s / ((1 - MARGIN) * nbytes - 1)
@@ -299,8 +302,8 @@ class Advisor:
         """
         self.stays(position, nbytes)
         with self._lock:
-            self._recomputed[position, site.scope, rough_size(nbytes)] = Explanation(
-                position, site, None, (), UNREAD, "backward reads only its sizes"
+            self._recomputed[position, site.scope, rough_size(nbytes)] = _unasked(
+                position, site, None, UNREAD, "backward reads only its sizes", nbytes
             )
 
     def stays(self, position: int, nbytes: int) -> None:
@@ -405,7 +408,7 @@ class Advisor:
                 c for c in map(get_codec, _BEFORE_PROFILE) if takes(c, x.dtype, x.device.type)
             )
             position, scope = key[:2]
-            explanation = Explanation(position, Site(scope), None, (), codec.name, EARLY)
+            explanation = _unasked(position, Site(scope), None, codec.name, EARLY, x.nbytes)
             memory = SiteMemory(explanation, codec)
             with self._lock:
                 self._sites[key] = memory
@@ -419,6 +422,8 @@ class Advisor:
         """The last decision of every call site, in the order of the step."""
         with self._lock:
             found = [memory.explained() for memory in self._sites.values()]
+            # A tensor that is held no more has had another decision before.
+            found = [e for e in found if _key(e) not in self._recomputed]
             found += self._recomputed.values()
         return sorted(map(self._kept_by_limit, found), key=lambda e: e.position)
 
@@ -450,18 +455,18 @@ class Advisor:
             taken = taken or profile(x)
             forced, reason = self._by_function(taken), "the codec function said so"
             if forced == KEEP:
-                return Explanation(position, site, taken, (), KEEP, reason)
+                return _unasked(position, site, taken, KEEP, reason, x.nbytes)
         if forced not in AUTO:
             name, why = self._named.admissible(str(forced), x, site.kind, tolerance=tolerance)
             if name is not None:
-                return Explanation(position, site, taken, (), name, reason)
+                return _unasked(position, site, taken, name, reason, x.nbytes)
             reason = why
         else:
             reason = ""
         if taken is None:
             taken = self._late_profile(x) if _is_far(x) else profile(x)
         if taken is None:  # a codec was named that does not take this tensor
-            return Explanation(position, site, None, (), RAW, reason + EARLY)
+            return _unasked(position, site, None, RAW, reason + EARLY, x.nbytes)
         stay = (KEEP, RAW) if may_keep else (RAW,)
         lossy = self.milder.among(self._lossy.of(tolerance, taken), x, site.kind)
         names = (*stay, *self._lossless.on(x.device.type), *lossy)
@@ -530,3 +535,20 @@ def _alike(site: Site, codec: str) -> tuple[str, str, str]:
 def _is_far(x: torch.Tensor) -> bool:
     # Whether the host would have to wait to read the values.
     return x.is_cuda
+
+
+def _unasked(
+    position: int,
+    site: Site,
+    taken: TensorProfile | None,
+    codec: str,
+    reason: str,
+    nbytes: int,
+) -> Explanation:
+    # A decision without a choice of codecs.
+    return Explanation(position, site, taken, (), codec, reason, known_nbytes=nbytes)
+
+
+def _key(found: Explanation) -> tuple[int, str, int]:
+    # Of a tensor that may be held no more.
+    return found.position, found.site.scope, rough_size(found.nbytes or 0)

@@ -69,6 +69,7 @@ class Explanation:
         measured: outcome by codec.
         switches: number of changes of the choice.
         hooks_s: predicted host time besides the codec's; times of candidates contain it.
+        known_nbytes: of the tensor, where there is neither a sample nor a candidate.
     """
 
     position: int
@@ -81,12 +82,15 @@ class Explanation:
     measured: tuple[Measured, ...] = ()
     switches: int = 0
     hooks_s: float = 0.0
+    known_nbytes: int | None = None
 
     @property
     def nbytes(self) -> int | None:
         """Bytes of the tensor; None: not known, since nothing depended on them."""
         if self.profile is not None:
             return self.profile.nbytes
+        if self.known_nbytes is not None:
+            return self.known_nbytes
         return max((int(c.nbytes) for c in self.candidates), default=None)
 
     def profile_for(self, nbytes: int) -> TensorProfile | None:

@@ -229,8 +229,13 @@ class SwapEngine:
         return self._state.lanes.scratch_bytes
 
     def explain(self) -> list[Explanation]:
-        """Every call site with its profile, the candidates with their cost, and the choice."""
+        """Every call site with its profile, the candidates with their cost, and the choice.
+
+        With a goal that has a plan, every tensor of the plan instead, with the ways to hold it.
+        """
         self._replay.tell()
+        if (goal := self._state.goal) is not None and (found := goal.explained()):
+            return found
         return [self._state.outliving.explained(found) for found in self.advisor.explain()]
 
     def save(self, path: str | os.PathLike[str]) -> None:

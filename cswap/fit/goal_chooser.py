@@ -24,6 +24,7 @@ from cswap.codecs.tolerance import needed_tolerance
 from cswap.engine.order.chooser import Choice
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.transfer.handle import State
+from cswap.fit.explained import explained
 from cswap.fit.problem import DWELL, Key, Need, Saved, Way
 from cswap.fit.seen import Lap, SeenFormula, SeenTensor, Step, WayNotes
 from cswap.fit.way_times import WayTimes
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from typing import TypeAlias
 
     from cswap.advisor.cost import Candidate
+    from cswap.advisor.site_history import Explanation
     from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.engine import SwapEngine
     from cswap.engine.transfer.handle import Handle
@@ -239,6 +241,15 @@ class GoalChooser:
         for first, depth in formula.inputs:
             one = firsts.get(first)
             yield from (Need(name, depth) for name in ([first] if one is None else one.names))
+
+    def explained(self) -> list[Explanation]:
+        """See `Chooser`."""
+        if self.exploring:
+            return []
+        ways = self._ways
+        return explained(
+            self.decided, lambda key: self._measured(key) if key in ways else (), self.link
+        )
 
     # ------------------------------------------------------------ by the engine
 

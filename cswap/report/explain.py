@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import shown
@@ -12,13 +14,22 @@ from cswap.schema.reading import read_object
 from cswap.stats.stats_file import FORMAT, VERSION
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
 COLUMNS = (
-    *("#", "saved in", "MiB", "zeros", "codec", "ratio"),
-    *("predicted us", "measured us", "regret us", "why"),
+    *("#", "saved in", "n", "MiB", "zeros", "codec", "ratio"),
+    *("predicted us", "measured us", "next best", "regret us", "why"),
 )
-DROPPED: Final = ("regret us", "predicted us", "measured us", "zeros", "MiB", "ratio")
+DROPPED: Final = (
+    "regret us",
+    "next best",
+    "measured us",
+    "predicted us",
+    "zeros",
+    "ratio",
+    "MiB",
+    "n",
+)
 """Columns that a narrow terminal does without, the first to go first."""
 
 CANDIDATE_COLUMNS = (
@@ -31,7 +42,19 @@ CANDIDATE_COLUMNS = (
     "us",
 )
 
+HELD_NOWHERE: Final = ("keep", "remat", "unread")
+"""Choices without an encoding, which have no ratio."""
+
 _CHECK: Final = Checks(ConfigError)
+
+_NUMBER: Final = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def _block(path: str) -> str:
+    # A module's path without the numbers of blocks; of nested lists, the last number names a layer.
+    *above, last = path.rpartition(".")
+    parent = _NUMBER.sub("*", above[0])
+    return f"{parent}.{last}" if "*" in parent else _NUMBER.sub("*", path)
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
@@ -59,6 +82,8 @@ def _check_site(where: str, value: Any) -> None:
     _CHECK.count(f"{where}.position", site.get("position"))
     for name in ("saved_in", "codec", "reason"):
         _CHECK.text(f"{where}.{name}", site.get(name))
+    if site.get("nbytes") is not None:  # older files have none
+        _CHECK.count(f"{where}.nbytes", site["nbytes"])
     for name in ("measured_cost_s", "regret_s"):
         if site.get(name) is not None:
             _CHECK.seconds(f"{where}.{name}", site[name])
@@ -79,23 +104,44 @@ def _check_codec(where: str, value: Any, seconds: tuple[str, ...]) -> None:
         _CHECK.seconds(f"{where}.{name}", row.get(name))
 
 
-def site_rows(record: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """A row per call site, of `COLUMNS`."""
-    for site in record["sites"]:
-        profile, measured = site.get("profile") or {}, _measured(site)
-        chosen = next((c for c in site["candidates"] if c["codec"] == site["codec"]), None)
-        yield (
-            str(site["position"]),
-            site["saved_in"],
-            f"{profile['nbytes'] / 2**20:.2f}" if profile else "",
-            f"{profile['zero_fraction']:.0%}" if profile else "",
-            site["codec"],
-            f"{measured['ratio']:.2f}" if measured else "",
-            _us(chosen and chosen["cost_s"]),
-            _us(site.get("measured_cost_s")),
-            _us(site.get("regret_s")),
-            site["reason"],
-        )
+def site_rows(record: dict[str, Any], *, blocks: bool = False) -> Iterator[tuple[str, ...]]:
+    """A row per call site, of `COLUMNS`.
+
+    Args:
+        record: see `load`.
+        blocks: one row for like call sites of blocks, whose paths differ in numbers alone: the
+            first position, the sum of bytes and of seconds, and the means of shares and ratios.
+    """
+    like: dict[tuple[object, ...], list[dict[str, Any]]] = {}
+    for i, site in enumerate(record["sites"]):
+        path = _block(site["saved_in"])
+        key = (path, site["codec"], site["reason"], _nbytes(site)) if blocks else (i,)
+        like.setdefault(key, []).append(site)
+    return (_row(sites) for sites in like.values())
+
+
+def _row(sites: list[dict[str, Any]]) -> tuple[str, ...]:
+    first, n = sites[0], len(sites)
+    profiles = [profile for site in sites if (profile := site.get("profile"))]
+    chosen = [c for s in sites for c in s["candidates"] if c["codec"] == s["codec"]]
+    ratios = [found["ratio"] for site in sites if (found := _measured(site))]
+    if not ratios and first["codec"] not in HELD_NOWHERE:
+        ratios = [c["ratio"] for c in chosen]
+    sizes = [size for site in sites if (size := _nbytes(site)) is not None]
+    return (
+        str(first["position"]),
+        first["saved_in"] if n == 1 else _block(first["saved_in"]),
+        str(n),
+        f"{sum(sizes) / 2**20:.2f}" if sizes else "",
+        f"{fmean(p['zero_fraction'] for p in profiles):.0%}" if profiles else "",
+        first["codec"],
+        f"{fmean(ratios):.2f}" if ratios else "",
+        _us(_sum(c["cost_s"] for c in chosen)),
+        _us(_sum(site.get("measured_cost_s") for site in sites)),
+        _next_best(sites),
+        _us(_sum(site.get("regret_s") for site in sites)),
+        first["reason"],
+    )
 
 
 def candidate_rows(record: dict[str, Any], position: int) -> Iterator[tuple[str, ...]]:
@@ -115,7 +161,7 @@ def candidate_rows(record: dict[str, Any], position: int) -> Iterator[tuple[str,
             yield (
                 str(position),
                 c["codec"] + mark,
-                f"{c['ratio']:.2f}",
+                "" if c["codec"] in HELD_NOWHERE else f"{c['ratio']:.2f}",
                 _us(c["device_s"]),
                 _us(c["cost_s"]),
                 f"{m['ratio']:.2f}" if m else "",
@@ -130,10 +176,12 @@ def summary(record: dict[str, Any]) -> str:
     regrets = [r for site in sites if (r := site.get("regret_s")) is not None]
     costs = [c for site in sites if (c := site.get("measured_cost_s")) is not None]
     share = f", {sum(regrets) / sum(costs):.1%} of their cost" if sum(costs) else ""
-    return (
-        f"{len(sites)} call sites, {len(swapped)} swapped; "
-        f"regret {1e6 * sum(regrets):.0f} us per step over {len(regrets)} measured ones{share}."
+    regret = (
+        f"; regret {1e6 * sum(regrets):.0f} us per step over {len(regrets)} measured ones{share}"
+        if regrets
+        else ""
     )
+    return f"{len(sites)} call sites, {len(swapped)} swapped{regret}."
 
 
 def notes(record: dict[str, Any]) -> list[str]:
@@ -143,6 +191,27 @@ def notes(record: dict[str, Any]) -> list[str]:
 
 def _measured(site: dict[str, Any]) -> dict[str, Any] | None:
     return next((m for m in site["measured"] if m["codec"] == site["codec"]), None)
+
+
+def _next_best(sites: list[dict[str, Any]]) -> str:
+    # The cheapest other candidate, if it is the same everywhere, and its cost. To keep the tensor
+    # counts where nothing else holds fewer bytes.
+    others = [[c for c in s["candidates"] if c["codec"] != s["codec"]] for s in sites]
+    fewer = [[c for c in some if c["codec"] != "keep"] or some for some in others]
+    best = [min(some, key=lambda c: c["cost_s"]) for some in fewer if some]
+    names = {c["codec"] for c in best}
+    return f"{names.pop()} {_us(_sum(c['cost_s'] for c in best))}" if len(names) == 1 else ""
+
+
+def _nbytes(site: dict[str, Any]) -> int | None:
+    profile = site.get("profile")
+    found: int | None = profile["nbytes"] if profile else site.get("nbytes")
+    return found
+
+
+def _sum(seconds: Iterable[float | None]) -> float | None:
+    known = [s for s in seconds if s is not None]
+    return sum(known) if known else None
 
 
 def _us(seconds: float | None) -> str:

@@ -40,5 +40,5 @@ def _finite(value: Any) -> Any:
 
 def _site(e: Explanation) -> dict[str, Any]:
     where = e.site.scope or e.site.operator or e.site.producer or "-"
-    derived = {"measured_cost_s": e.measured_cost_s, "regret_s": e.regret_s}
+    derived = {"nbytes": e.nbytes, "measured_cost_s": e.measured_cost_s, "regret_s": e.regret_s}
     return {**dataclasses.asdict(e), "saved_in": where, **derived}

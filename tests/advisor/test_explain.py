@@ -8,8 +8,11 @@ import pytest
 import torch
 
 import cswap
+from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
 from cswap.advisor.site_history import Explanation
+from cswap.codecs.tolerance import EXACT
+from cswap.config import SwapConfig
 from cswap.errors import ConfigError
 from cswap.report import explain
 
@@ -91,3 +94,91 @@ def test_without_a_round_trip_there_is_no_regret():
     explanation = Explanation(0, Site(), None, (), "zvc", "forced")
     assert explanation.measured_cost_s is None
     assert explanation.regret_s is None
+
+
+def blocks(n):
+    return torch.nn.Sequential(
+        *(torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()) for _ in range(n))
+    )
+
+
+def rows_of(handle, tmp_path, **options):
+    handle.engine.save(tmp_path / "stats.json")
+    record = explain.load(tmp_path / "stats.json")
+    rows = explain.site_rows(record, **options)
+    return record, [dict(zip(explain.COLUMNS, row, strict=True)) for row in rows]
+
+
+def test_like_call_sites_of_blocks_are_one_row(tmp_path):
+    model = blocks(6)
+    with cswap.install(model, min_bytes=0, codec="zvc", remat=False) as handle:
+        for _ in range(2):
+            model(torch.randn(256, 256)).square().sum().backward()
+    record, rows = rows_of(handle, tmp_path, blocks=True)
+    assert len(rows) < len(record["sites"])
+    assert sum(int(row["n"]) for row in rows) == len(record["sites"])
+    mib = sum(site["nbytes"] for site in record["sites"]) / 2**20
+    assert sum(float(row["MiB"]) for row in rows) == pytest.approx(mib, abs=0.01 * len(rows))
+    assert {row["saved in"] for row in rows} >= {"*.1"}
+    _, each = rows_of(handle, tmp_path)
+    assert [int(row["#"]) for row in each] == [site["position"] for site in record["sites"]]
+    printed = invoke(tmp_path / "stats.json")
+    assert len(printed.output.splitlines()) < len(record["sites"]) + 2
+    for form in ("csv", "json"):
+        assert "*" not in invoke(tmp_path / "stats.json", "--format", form).output
+
+
+@pytest.mark.parametrize(
+    ("path", "block"),
+    [
+        ("a.10.b", "a.*.b"),
+        ("10", "*"),
+        ("h.3", "h.*"),
+        ("a.1.2", "a.*.2"),
+        ("a.1.b.2.c", "a.*.b.*.c"),
+        ("a1.b", "a1.b"),
+        ("a.1b", "a.1b"),
+        ("", ""),
+    ],
+)
+def test_numbers_of_a_path(path, block):
+    site = {"saved_in": path, "position": 0, "codec": "raw", "reason": "", "candidates": []}
+    found = list(explain.site_rows({"sites": 2 * [{**site, "measured": []}]}, blocks=True))
+    assert [row[1] for row in found] == [block]
+
+
+def test_a_tensor_that_is_computed_again_has_no_earlier_decision_beside_it():
+    advisor, x, site = Advisor(SwapConfig(), None), torch.randn(1 << 18), Site("block.0")
+    advisor.choose(x, site, 0, tolerance=EXACT, may_keep=True)
+    (before,) = advisor.explain()
+    assert advisor.least_price(site, 0, x.nbytes, 1e-9, "cpu") is not None
+    (found,) = advisor.explain()
+    assert (found.codec, found.nbytes) == ("remat", x.nbytes)
+    assert advisor.least_price(site, 0, x.nbytes, 1e3, "cpu") is None  # not worth it any more
+    assert advisor.explain() == [before]
+
+
+def test_with_a_goal_the_rows_are_those_of_its_plan(tmp_path):
+    model = blocks(6)
+    with cswap.install(model, min_bytes=0, fit="min", slowdown=3.0) as handle:
+        for _ in range(30):
+            model(torch.randn(512, 256)).square().sum().backward()
+        goal = handle.goal
+        assert goal is not None
+        assert goal.phase == "obeying"
+        record, rows = rows_of(handle, tmp_path)
+        schedule = handle.schedule
+    assert {row["why"] for row in rows} == {"the goal's plan"}
+    for codec, count in goal.actions.items():
+        assert [row["codec"] for row in rows].count(codec) == count
+    others = [row for row in rows if row["codec"] != "keep"]
+    assert others
+    assert all(float(row["predicted us"]) > 0 for row in others)
+    assert any(row["next best"] for row in rows)
+    # From a file, the times of other ways are not known.
+    model = blocks(6)
+    with cswap.install(model, min_bytes=0, fit="min", slowdown=3.0, schedule=schedule) as handle:
+        model(torch.randn(512, 256)).square().sum().backward()
+        again, _ = rows_of(handle, tmp_path)
+    assert [s["codec"] for s in again["sites"]] == [s["codec"] for s in record["sites"]]
+    assert not any(site["candidates"] for site in again["sites"])

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from cswap.advisor.cost import Candidate
     from cswap.advisor.gains import Took
+    from cswap.advisor.site_history import Explanation
     from cswap.engine.saved.packed import Kept, PackedView
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.notes import Notes
@@ -99,6 +100,10 @@ class Chooser(Protocol):
 
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, entered: Any) -> None:
         """A tensor was unpacked, as ``tensor``. Args: entered: of `enter`."""
+        ...
+
+    def explained(self) -> list[Explanation]:
+        """Its decisions, in the order of the step; empty while it has none."""
         ...
 
     def missed(self) -> None:
