@@ -86,7 +86,7 @@ class Packer:
         self.book = RecipeBook(by_role=state.advisor.may_use_lossy or bool(state.operators))
         self._sharing = Sharing(state)
         self._outliving = state.outliving.known
-        self._recomputer = state.recomputer
+        self._recomputer, self._leaves = state.recomputer, state.recomputer.leaves
         self._sender = Sender(state)
         self._remat = self._sender.remat
         self._slots = SlotMaker(state)
@@ -194,6 +194,8 @@ class Packer:
         self.book.begin_step()
         if self._unread.unproven:
             self._unread.begin_step()
+        if self._leaves.known:
+            self._leaves.begin_step()
         self._state.lanes.begin_step()
         self._state.backward_is_next = True
         with self._lock:

@@ -35,7 +35,7 @@ from cswap.codecs.tolerance import COARSE, EXACT, FINE
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
-from cswap.engine.saved.leaves import FREED, hold_leaf
+from cswap.engine.saved.leaves import KeptLeaf, Leaves
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import WithoutHandle
@@ -65,6 +65,11 @@ LINK_DEPTH: Final = 8
 """The same for a goal over a link: from the argument of a transformer's block over a residual sum
 (product, dropout, sum), a norm, its cast and a product to an activation."""
 
+FREED: Final = (
+    "a saved tensor is to be computed again, and the memory of an argument has been freed "
+    "(untyped_storage().resize_(0)). remat=False stores such tensors."
+)
+
 _Parameter = torch.nn.Parameter
 _clock = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
@@ -81,6 +86,7 @@ class Recomputer:
 
     Attributes:
         trials: of chains.
+        leaves: parameters whose casts are saved.
         inputs_s: seconds, since somebody set this to 0, in which inputs were brought back. They are
             these tensors' time, not that of the tensor that was asked for. Threads share it without
             a lock: a wrong time does little harm.
@@ -93,7 +99,8 @@ class Recomputer:
         self._counters, self._advisor, self._owned = counters, advisor, owned
         self._results = results
         keep, tolerances = _keep if CAN_TELL else None, (EXACT, FINE, COARSE)
-        holds: dict[str, Any] = {"keep": keep, "hold": hold_leaf}
+        self.leaves = Leaves()
+        holds: dict[str, Any] = {"keep": keep, "hold": self.leaves.hold}
         self._finders = tuple(Finder(tolerance=t, **holds) for t in tolerances)
         self._goal_finders, self._link_finders = (
             tuple(Finder(tolerance=t, max_depth=d, products=True, **holds) for t in tolerances)
@@ -135,7 +142,7 @@ class Recomputer:
         return not self._owned.known or all(
             packed.tensor in self._owned
             for packed in (*remat.inputs, *remat.constants)
-            if isinstance(packed, KeptParameter)
+            if isinstance(packed, KeptParameter | KeptLeaf)
         )
 
     def finder(self, *, tolerance: int, for_goal: bool = False, over_link: bool = False) -> Finder:

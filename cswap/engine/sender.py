@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.handle import Handle
 
 
+FIRST_STEPS: Final = 4
+"""Steps in which is seen whether casts of parameters can be computed again (saved/leaves.py)."""
+
 BY_BUDGET: Final = "budget"
 """Reason of a tensor that stays within the budget."""
 
@@ -114,7 +117,8 @@ class Sender:
                 return None
             token.remat = None
         if handle.is_cast:
-            return self._leave_in_place(handle, "parameter")
+            reason = self._leave_in_place(handle, "parameter")
+            return None if handle.step < FIRST_STEPS else reason  # it may not always
         x = handle.elements(source)
         codec = self._choose(handle, x, may_keep=token.lane.may_keep, fresh=fresh)
         if codec is None:

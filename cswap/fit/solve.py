@@ -29,7 +29,7 @@ from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.background import is_ending
 from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
-from cswap.fit.problem import FitPlan, Moves, Problem, Way, thinned
+from cswap.fit.problem import FitPlan, Moves, Problem, Saved, Way, thinned
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,10 +69,6 @@ MOST_TRIES: Final = 4
 
 MOST_BYTES: Final = 1e15
 """A limit that holds nothing down."""
-
-LEAST: Final = 1e-4
-"""Milliseconds, or MiB, that a tensor has to gain to be held in another way than its own memory:
-copies that computation hides would cost nothing."""
 
 MIB: Final = float(1 << 20)
 MS: Final = 1e3
@@ -162,6 +158,10 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         limit_bytes: at every moment.
         exact: by the solver, if it is there; else greedily.
     """
+    # Copies that computation hides would cost the solver nothing.
+    all_stay = problem.plan({i: _stays(one) for i, one in enumerate(problem.saved)})
+    if all_stay.peak_bytes <= limit_bytes:
+        return all_stay
     # With deeper chains the relaxation decides about fewer tensors, and plans are slower.
     shallow = problem.up_to(GOAL_DEPTH)
     found = _within_bytes(shallow, limit_bytes, exact=exact)
@@ -227,6 +227,10 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
         return False, math.inf if seconds is None else seconds
 
     return tuple(sorted(found, key=turn))
+
+
+def _stays(saved: Saved) -> Way:
+    return next(way for way in saved.ways if way.action == KEEP)
 
 
 def _tables(problem: Problem) -> Iterator[_Table]:
@@ -350,7 +354,6 @@ class _Table:
         upper = np.concatenate([np.ones(n), [most, MS * limit_s]])
         cost = np.zeros(n_columns)
         cost[n : n + 2] = (1.0, tiny) if least_bytes else (0.0, 1.0)
-        cost[:n] = [0.0 if v.way.action == KEEP else LEAST for v in self._variables]
         lower, whole = np.zeros(n_columns), np.arange(n_columns) < n
         if link is not None:
             upper = np.append(upper, link.upper)

@@ -46,7 +46,7 @@ class Finder:
             products: whether matrix products and convolutions run again, too.
             keep: makes a packed object of a tensor that autograd holds itself, saved while no hooks
                 were on; None: such tensors are no inputs.
-            hold: holds a parameter that is too large to be copied; None: nobody does.
+            hold: holds a parameter instead of its cast; None: nobody does.
         """
         rows = Rows(products=products)
         self._limits = Limits(rows, tolerance, keep, hold, max_depth, max_passes, through_unsaved)

@@ -24,7 +24,7 @@ tensors that autograd holds itself are no inputs."""
 
 
 class HeldLeaf(abc.ABC):
-    """A parameter that is not small, with the value that it has in forward."""
+    """A parameter with the value that it had when a cast was made of it."""
 
     __slots__ = ()
 
@@ -38,10 +38,10 @@ class HeldLeaf(abc.ABC):
 
 
 Constant: TypeAlias = "torch.Tensor | complex | HeldLeaf"
-"""A copy of a small leaf, a number, or a larger parameter."""
+"""A copy of a small leaf, a number, or a parameter of which there is a cast."""
 
-HoldLeaf: TypeAlias = "Callable[[torch.Tensor], HeldLeaf]"
-"""Holds a parameter."""
+HoldLeaf: TypeAlias = "Callable[[torch.Tensor, torch.dtype, int], HeldLeaf]"
+"""Holds a parameter instead of its cast to a dtype, by a node of this sequence number."""
 
 MOST_CONSTANT_SHARE: Final = 64
 """A leaf is copied if it is at most 1/MOST_CONSTANT_SHARE of the tensor that it saves."""
@@ -89,7 +89,8 @@ class What(enum.Enum):
     EMPTY = "slot without a tensor"
     INPUT = "slot with a packed object"
     CONSTANT = "slot with a number that torch has wrapped"
-    LEAF = "leaf that is copied or held"
+    LEAF = "leaf that is copied"
+    CAST = "parameter of which the node with that number is a cast"
 
 
 class Read(NamedTuple):
@@ -177,10 +178,15 @@ class Reader:
         self._note(What.CONSTANT, node, f"_raw_saved_{name}")
         return constant(getattr(node, f"_raw_saved_{name}").data)
 
-    def leaf(self, node: Any, nbytes: int, hold: HoldLeaf | None) -> torch.Tensor | HeldLeaf:
-        """The value of a leaf. Args: see `leaf`."""
+    def leaf(self, node: Any, nbytes: int) -> torch.Tensor:
+        """A copy of a leaf. Args: nbytes: of the tensor that is to be computed."""
         self._note(What.LEAF, node, "variable")
-        return leaf(node.variable, nbytes, hold)
+        return leaf(node.variable, nbytes)
+
+    def cast(self, node: Any, cast: Any, dtype: torch.dtype, hold: HoldLeaf) -> HeldLeaf:
+        """The parameter of a cast. Args: node: of the parameter; others: see `held_leaf`."""
+        self._note(What.CAST, node, self._numbers[id(cast)], dtype)
+        return held_leaf(node.variable, cast, dtype, hold)
 
 
 def is_number(packed: object) -> bool:
@@ -232,26 +238,45 @@ def plain(node: Any, slot: str, keep: Keep) -> Packed:
     return keep(tensor)
 
 
-def leaf(variable: torch.Tensor, nbytes: int, hold: HoldLeaf | None) -> torch.Tensor | HeldLeaf:
-    """The value of a leaf. Of a small one a copy: it may be written before backward needs it.
+def leaf(variable: torch.Tensor, nbytes: int) -> torch.Tensor:
+    """A copy of a small leaf: the optimizer may change it before backward needs it.
 
     Args:
         variable: the leaf.
         nbytes: of the tensor that is to be computed.
-        hold: holds a parameter that is not small; None: nobody does.
 
     Raises:
-        NotFoundError: it is no plain tensor, or neither small nor a parameter that is held.
+        NotFoundError: it is not small, or it is no plain tensor.
     """
-    if type(variable) not in PLAIN or variable.layout is not torch.strided:
+    if not _is_there(variable) or variable.nbytes * MOST_CONSTANT_SHARE > nbytes:
         raise NotFoundError
-    if variable.untyped_storage().nbytes() < variable.nbytes:  # FSDP frees it between its uses
+    return variable.detach().clone()
+
+
+def held_leaf(variable: torch.Tensor, cast: Any, dtype: torch.dtype, hold: HoldLeaf) -> HeldLeaf:
+    """A parameter that is held instead of its cast.
+
+    Args:
+        variable: the leaf.
+        cast: node of the cast.
+        dtype: of the cast.
+        hold: holds it.
+
+    Raises:
+        NotFoundError: it is no plain parameter, or its value may be another one.
+    """
+    if not _is_there(variable) or type(variable) is torch.Tensor:  # which may live for us alone
         raise NotFoundError
-    if variable.nbytes * MOST_CONSTANT_SHARE <= nbytes:
-        return variable.detach().clone()
-    if hold is None or type(variable) is torch.Tensor:  # which would not live without us
-        raise NotFoundError
-    return hold(variable)
+    return hold(variable, dtype, cast._sequence_nr())  # noqa: SLF001
+
+
+def _is_there(variable: torch.Tensor) -> bool:
+    # FSDP frees a parameter between its uses.
+    return (
+        type(variable) in PLAIN
+        and variable.layout is torch.strided
+        and variable.untyped_storage().nbytes() >= variable.nbytes
+    )
 
 
 def _output(node: Any, number: int) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:

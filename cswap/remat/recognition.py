@@ -17,7 +17,19 @@ from itertools import repeat
 from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from cswap.remat.reads import LOOKS, PLAIN, Packed, What, constant, facts_of, leaf, saved_name
+import torch
+
+from cswap.remat.reads import (
+    LOOKS,
+    PLAIN,
+    Packed,
+    What,
+    constant,
+    facts_of,
+    held_leaf,
+    leaf,
+    saved_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -86,9 +98,9 @@ class Recognition:
         # Zeros have signs, which comparisons do not tell.
         self._text = repr(self._found) if any(map(_may_be_zero, self._found)) else None
         self._constants = [
-            (read.node, places.get(i))
+            (read, places.get(i))
             for i, read in enumerate(reads)
-            if read.what in (What.CONSTANT, What.LEAF)
+            if read.what in (What.CONSTANT, What.LEAF, What.CAST)
         ]
         self._same = [(read.node, read.name) for read in reads if read.what is What.SAME]
         self._looks = [(LOOKS[read.what], read) for read in reads if read.what in LOOKS]
@@ -176,9 +188,15 @@ class Recognition:
             if look(nodes[read.node], read.name) != read.found:
                 return None
         constants: list[Constant] = []
-        for node, slot in self._constants:
-            if slot is None:
-                constants.append(leaf(nodes[node].variable, nbytes, hold))
+        for read, slot in self._constants:
+            if read.what is What.CAST:
+                if hold is None:
+                    return None
+                cast, dtype = nodes[read.name], read.found
+                assert isinstance(dtype, torch.dtype)  # see `Read`
+                constants.append(held_leaf(nodes[read.node].variable, cast, dtype, hold))
+            elif slot is None:
+                constants.append(leaf(nodes[read.node].variable, nbytes))
             elif isinstance(found[slot], Packed):
                 return None
             else:

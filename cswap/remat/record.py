@@ -132,8 +132,8 @@ class Remat:
     Attributes:
         formula: the operators.
         inputs: packed objects, which autograd holds for the operators that saved them.
-        constants: copies of small leaves, numbers, and larger parameters. Operands number them
-            after the inputs.
+        constants: copies of small leaves, numbers, and parameters of which there are casts.
+            Operands number them after the inputs.
         settings: settings of torch under which the result has the same bits.
     """
 
@@ -169,7 +169,7 @@ class Remat:
 
         Raises:
             InternalError: the result has another shape, dtype or device.
-            RuntimeError: a leaf was written since forward.
+            RuntimeError: a parameter was written since forward.
         """
         if self.settings.are_set():  # as in most backwards
             return self._run(inputs, exact)

@@ -173,7 +173,12 @@ class Search:
             self._check_statistics(node, number, level)
         below = strides if row.keeps_strides else None
         joins = len(row.unsaved) > 1
-        operands = tuple([self._operand(node, o, below, level, joins) for o in row.operands])
+        held = self._held_parameter(node, number, level) if row.name == "cast" else None
+        operands = (
+            tuple([self._operand(node, o, below, level, joins) for o in row.operands])
+            if held is None
+            else (held,)
+        )
         constants = tuple([self._read.argument(node, name) for name in row.constants])
         if row.drops:
             self._check_dropped(node, number, *constants)
@@ -195,6 +200,15 @@ class Search:
             depth,
             computed=True,
         )
+
+    def _held_parameter(self, cast: Any, number: int, level: int) -> Value | None:
+        # See Note [a parameter may change before backward] in engine/saved/leaves.py.
+        hold, leaf = self._limits.hold, cast.next_functions[0][0]
+        if hold is None or type(leaf).__name__ != "AccumulateGrad":
+            return None
+        dtype = self._dtype(cast, number, level)
+        leaf, _ = self._read.below(cast, 0)
+        return self._chain.add_constant(self._read.cast(leaf, cast, dtype, hold))
 
     def _viewed(self, node: Any, number: int, view: View, level: int) -> Value:
         below, below_number = self._read.below(node, 0)
@@ -251,8 +265,7 @@ class Search:
         name = type(node).__name__
         if name == "AccumulateGrad":
             self._unseen += 1
-            found = self._read.leaf(node, self._layout.nbytes, self._limits.hold)
-            return self._chain.add_constant(found)
+            return self._chain.add_constant(self._read.leaf(node, self._layout.nbytes))
         slot = RESULT_SLOTS.get(name)
         if slot is not None and number == 0:
             packed = self._read.slot(node, slot)

@@ -184,7 +184,10 @@ class Replay:
         """Tell the advisor of the tensors that slots have taken since the last call."""
         advices = []
         while self._used:
-            slot = self._used.popleft()
+            try:
+                slot = self._used.popleft()
+            except IndexError:  # another thread took it
+                break
             slot.is_used = False
             if slot.encoded_bytes and slot.advice is not None:
                 slot.tell()
