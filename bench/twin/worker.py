@@ -100,10 +100,13 @@ class Step:
     """A training step: forward, loss, backward, optimizer."""
 
     def __init__(self, cuda: ClockedCuda, task: Task, net: Any, method: str) -> None:
+        from bench.twin.optimizer import TimedOptimizer
+
         self._cuda, self._task, self._net, self._method = cuda, task, net, method
         self._inputs = _inputs(cuda, task)
         self._parameters = list(net.parameters())
         self._states: list[torch.Tensor] = []  # of the optimizer, which makes them in a first step
+        self._optimizer = TimedOptimizer(self._parameters, self._update)
 
     def __call__(self) -> dict[str, Any]:
         cuda = self._cuda
@@ -142,7 +145,7 @@ class Step:
         del out
         loss.backward()
         del loss
-        self._update()
+        self._optimizer.step()
 
     def _autocast(self) -> torch.autocast:
         import torch
