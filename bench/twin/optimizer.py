@@ -18,6 +18,6 @@ class TimedOptimizer(torch.optim.Optimizer):
         super().__init__(parameters, {})
         self._work = work
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override] # no loss is returned
         """One step. Args: closure: is not called."""
         self._work()
