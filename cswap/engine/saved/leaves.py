@@ -50,7 +50,7 @@ class _Known:
 
     def __init__(self, leaf: torch.Tensor) -> None:
         self.leaf = weakref.ref(leaf)
-        self.begun: _State | None = _state(leaf)
+        self.begun = _state(leaf)
         self.is_clean = False
 
 
@@ -61,10 +61,10 @@ class KeptLeaf(HeldLeaf):
         tensor: the parameter; or its cast, if an optimizer has changed it since.
     """
 
-    __slots__ = ("__weakref__", "_dtype", "_known", "_state", "tensor")
+    __slots__ = ("__weakref__", "_dtype", "_state", "tensor")
 
-    def __init__(self, known: _Known, tensor: torch.Tensor, dtype: torch.dtype) -> None:
-        self.tensor, self._known, self._dtype = tensor, known, dtype
+    def __init__(self, tensor: torch.Tensor, dtype: torch.dtype) -> None:
+        self.tensor, self._dtype = tensor, dtype
         self._state = _state(tensor)
 
     def unpack(self) -> torch.Tensor:
@@ -74,7 +74,6 @@ class KeptLeaf(HeldLeaf):
             RuntimeError: it was written, or its memory was replaced, since forward.
         """
         if _state(self.tensor) != self._state:
-            self._known.begun = None  # until a step is clean again
             raise RuntimeError(
                 "a saved cast is to be computed again from a parameter of shape "
                 f"{[*self.tensor.shape]} that has been modified by an inplace operation, or "
@@ -148,7 +147,7 @@ class Leaves:
             or known.begun != _state(leaf)
         ):
             raise NotFoundError
-        held = KeptLeaf(known, leaf, dtype)
+        held = KeptLeaf(leaf, dtype)
         self._held.append(weakref.ref(held))
         return held
 
