@@ -35,7 +35,7 @@ class Int4(LossyTiledCodec):
         predicted_ratio=fixed_rate(4 + 32 / 32),
         relative_error=0.12,
         rates={"cpu": CodecRate(7e9, 16e9), "cuda": CodecRate(200e9, 1500e9)},
-        rates_after_zvc={"cpu": CodecRate(9e9, 20e9), "cuda": CodecRate(280e9, 890e9)},
+        rates_after_zvc={"cpu": CodecRate(9e9, 20e9), "cuda": CodecRate(280e9, 1000e9)},
     )
 
     def tile_args(self, dtype: DType, key: EncodeKey) -> NDArray[np.uint64]:

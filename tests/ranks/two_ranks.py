@@ -296,7 +296,7 @@ def with_a_goal(wrap):
         goals.extend(handle.goal for handle in handles)
         for handle in handles:
             trials = handle.engine._state.recomputer.trials.by_site
-            products.extend(op for (_, op, _), _ in trials if "mm" in op)
+            products.extend(op for (_, op, _), *_ in trials if "mm" in op)
             handle.remove()
         return found
 

@@ -93,6 +93,7 @@ NO_ROWS = {
     *(("ComplexBackward0", name) for name in ("real", "imag")),
     *(("DivBackward2", name) for name in ("self", "other")),  # rounds: no gradient
     *(("SparseSampledAddmmBackward0", name) for name in ("mat1", "mat2")),
+    ("CholeskySolveBackward0", "self"),
     ("FftR2CBackward0", "self"),
     ("OrmqrBackward0", "input3"),
     ("TriangularSolveBackward0", "self"),
