@@ -328,7 +328,7 @@ class Replay:
         packed = self._pack(tensor)
         if n < begun.next <= len(begun.places):
             place = begun.places[n]
-            if before is not None and place.slot is before[n]:
+            if before is not None and n < len(before) and place.slot is before[n]:
                 place.slot = None  # it would refuse the tensor that comes here now
         return packed
 
