@@ -112,9 +112,7 @@ def _is_compiled(name: str, kind: str) -> bool:
     return codec.verbatim or (name, _dtype(codec, kind), torch.device(kind)) in WARM
 
 
-def _with_codec(
-    found: Calibration, name: str, kind: str, check: Callable[[], None]
-) -> Calibration:
+def _with_codec(found: Calibration, name: str, kind: str, check: Callable[[], None]) -> Calibration:
     try:
         return replace(found, times={**found.times, name: measure(name, kind, check)})
     except (ValueError, RuntimeError, CswapError) as error:
