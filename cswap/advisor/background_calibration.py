@@ -37,7 +37,8 @@ NICE: Final = 10
 """Niceness of the thread, where threads have their own (Linux)."""
 
 END_S: Final = 10.0
-"""How long an exiting process waits for the measurement under way."""
+"""How long an exiting process waits for the measurement under way, which takes milliseconds unless
+others keep the machine busy."""
 
 _started = threading.Lock()
 _ending = threading.Event()
@@ -63,9 +64,18 @@ def _is_complete(kind: str) -> bool:
     return found is not None and not lacking(found)
 
 
+class _EndedError(Exception):
+    """The process exits."""
+
+
 def _end(thread: threading.Thread) -> None:
     _ending.set()
     thread.join(END_S)
+
+
+def _check() -> None:
+    if _ending.is_set():
+        raise _EndedError
 
 
 def _run(kind: str) -> None:
@@ -74,7 +84,8 @@ def _run(kind: str) -> None:
         if _ending.wait(WAIT_S) or not _take(lock):
             return
         try:
-            _calibrate(kind)
+            with contextlib.suppress(_EndedError):
+                _calibrate(kind)
         finally:
             lock.unlink(missing_ok=True)
     except Exception:  # the user's training goes on with the default rates
@@ -87,7 +98,7 @@ def _calibrate(kind: str) -> None:
     with contextlib.suppress(AttributeError, OSError):
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICE)
     start = time.thread_time()
-    for _ in calibrate.steps(kind, compiled_only=True):
+    for _ in calibrate.steps(kind, compiled_only=True, check=_check):
         now = time.thread_time()
         if _ending.wait((now - start) * (1 - SHARE) / SHARE):
             return

@@ -23,7 +23,7 @@ from cswap.log import log
 from cswap.profiler import profile
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from cswap.codecs.base import Codec
 
@@ -46,7 +46,13 @@ LINK: Final = "link"
 """Name of the last step of a calibration."""
 
 
-def steps(kind: str, *, again: bool = False, compiled_only: bool = False) -> Iterator[str]:
+def steps(
+    kind: str,
+    *,
+    again: bool = False,
+    compiled_only: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> Iterator[str]:
     """Calibrate step by step. Each step is saved at once, so a run may be interrupted.
 
     An interrupted calibration is continued. A complete one is repeated, or extended if codecs were
@@ -60,6 +66,7 @@ def steps(kind: str, *, again: bool = False, compiled_only: bool = False) -> Ite
         again: repeat the steps of an earlier run, too.
         compiled_only: leave out codecs whose kernels this process would have to compile first. If
             only such codecs are lacking, nothing is done.
+        check: is called again and again within a step; what it raises ends the run.
 
     Raises:
         UnsupportedError: there is no such device here.
@@ -75,11 +82,11 @@ def steps(kind: str, *, again: bool = False, compiled_only: bool = False) -> Ite
             return
     for name in _names(kind):
         if name in missing:
-            found = _with_codec(found, name, kind)
+            found = _with_codec(found, name, kind, check)
             found.save()
         yield name
     try:
-        found = replace(found, link=link.measure_link(kind))
+        found = replace(found, link=link.measure_link(kind, check))
     except (RuntimeError, CswapError) as error:
         log.warning("The link could not be measured (%s); defaults are used.", error)
     replace(found, complete=True).save()
@@ -105,20 +112,21 @@ def _is_compiled(name: str, kind: str) -> bool:
     return codec.verbatim or (name, _dtype(codec, kind), torch.device(kind)) in WARM
 
 
-def _with_codec(found: Calibration, name: str, kind: str) -> Calibration:
+def _with_codec(found: Calibration, name: str, kind: str, check: Callable[[], None]) -> Calibration:
     try:
-        return replace(found, times={**found.times, name: measure(name, kind)})
+        return replace(found, times={**found.times, name: measure(name, kind, check)})
     except (ValueError, RuntimeError, CswapError) as error:
         log.warning("%s was not calibrated (%s); its default rates are used.", name, error)
         return replace(found, left_out={**found.left_out, name: str(error)})
 
 
-def measure(name: str, kind: str) -> CodecTimes:
+def measure(name: str, kind: str, check: Callable[[], None] = lambda: None) -> CodecTimes:
     """Measure the times of a codec on this machine, in a few tenths of a second.
 
     Args:
         name: name of the codec.
         kind: kind of device.
+        check: is called before each measurement; what it raises ends them.
 
     Raises:
         UnsupportedError: there is no such device here, or the codec takes no tensors on it.
@@ -134,6 +142,7 @@ def measure(name: str, kind: str) -> CodecTimes:
     decode: list[list[float]] = [[] for _ in tensors]
     for _ in range(ROUNDS):
         for i, x in enumerate(tensors):  # in turns: a disturbance then hits all tensors alike
+            check()
             encode_s, decode_s = _once(codec, x)
             encode[i].append(encode_s)
             decode[i].append(decode_s)

@@ -68,18 +68,24 @@ def measure_rates() -> tuple[float, float, float]:
     return out, back, REPEATS * nbytes / _median(lambda: copies.many_s(nbytes, both=True))
 
 
-def measure_link(kind: str) -> Link:
-    """Measure the link of this machine's device of that kind, in some tenths of a second."""
+def measure_link(kind: str, check: Callable[[], None] = lambda: None) -> Link:
+    """Measure the link of this machine's device of that kind, in some tenths of a second.
+
+    Args:
+        kind: kind of device.
+        check: is called before each measurement; what it raises ends them.
+    """
     copies = _CudaCopies() if kind == "cuda" else _CpuCopies()
     sizes = SIZES[kind]
-    out = fit_line(sizes, [_median(partial(copies.seconds, n, "out")) for n in sizes])
-    back = fit_line(sizes, [_median(partial(copies.seconds, n, "back")) for n in sizes])
+    median = partial(_median, check=check)
+    out = fit_line(sizes, [median(partial(copies.seconds, n, "out")) for n in sizes])
+    back = fit_line(sizes, [median(partial(copies.seconds, n, "back")) for n in sizes])
     largest = sizes[-1]
-    alone_s = _median(lambda: copies.many_s(largest, both=False))
-    together_s = _median(lambda: copies.many_s(largest, both=True))
-    loaded_s = _median(lambda: copies.beside_computation_s(largest))
-    compute_s = _median(copies.computation_s)
-    taxed_s = _median(copies.computation_beside_codec_s)
+    alone_s = median(lambda: copies.many_s(largest, both=False))
+    together_s = median(lambda: copies.many_s(largest, both=True))
+    loaded_s = median(lambda: copies.beside_computation_s(largest))
+    compute_s = median(copies.computation_s)
+    taxed_s = median(copies.computation_beside_codec_s)
     return Link(
         d2h_bytes_per_s=1 / out[1],
         h2d_bytes_per_s=1 / back[1],
@@ -104,9 +110,13 @@ def fit_line(sizes: tuple[int, ...], seconds: list[float]) -> tuple[float, float
     return float(latency), float(per_byte)
 
 
-def _median(measure: Callable[[], float]) -> float:
+def _median(measure: Callable[[], float], check: Callable[[], None] = lambda: None) -> float:
     measure()  # touches pages, raises clocks, fills caches
-    return statistics.median(measure() for _ in range(ROUNDS))
+    seconds = []
+    for _ in range(ROUNDS):
+        check()
+        seconds.append(measure())
+    return statistics.median(seconds)
 
 
 def _share(alone_s: float, together_s: float) -> float:

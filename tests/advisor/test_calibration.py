@@ -9,6 +9,7 @@ import os
 import threading
 import time
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -186,7 +187,7 @@ def test_the_command_measures_shows_and_keeps(quick):
 def test_an_interrupted_run_is_gone_on_with(quick, monkeypatch):
     measured: list[str] = []
 
-    def measure(name, kind):
+    def measure(name, kind, check):
         if len(measured) == 2:
             measured.append("interrupted")
             raise KeyboardInterrupt
@@ -245,6 +246,21 @@ def test_the_link_is_measured(quick):
     assert 0 < found.duplex_factor <= 1
     assert 0 < found.loaded_factor <= 1
     assert 0 <= found.codec_tax < 1
+
+
+@pytest.mark.parametrize("measure", [link.measure_link, partial(calibrate.measure, "zvc")])
+def test_a_measurement_ends_between_two_of_its_parts(quick, measure):
+    """So an exiting process does not wait for a thread that a busy machine gives no time."""
+    left = [None] * 3
+
+    def check():
+        if not left:
+            raise StopAsyncIteration
+        left.pop()
+
+    with pytest.raises(StopAsyncIteration):
+        measure("cpu", check)
+    assert not left
 
 
 class Clock:
@@ -347,6 +363,25 @@ def test_in_the_background_nothing_is_compiled(beside, monkeypatch, own_cache):
     extended = stored("cpu")
     assert extended is not None
     assert set(extended.times) == {"raw", "zvc", "bitpack"}
+
+
+def test_an_exit_ends_the_step_under_way(beside, monkeypatch, own_cache, caplog):
+    use(monkeypatch, "zvc")
+    ending, median = threading.Event(), link._median
+    monkeypatch.setattr(background, "_ending", ending)
+
+    def exits(measure, check):
+        ending.set()
+        return median(measure, check)
+
+    monkeypatch.setattr(link, "_median", exits)
+    with caplog.at_level(logging.DEBUG, "cswap"):
+        beside()
+    kept = stored("cpu", partial=True)
+    assert kept is not None
+    assert (kept.complete, set(kept.times)) == (False, {"raw", "zvc"})
+    assert not list(own_cache.glob("calibration/*.lock"))
+    assert "failed" not in caplog.text
 
 
 def test_a_short_training_is_not_calibrated_beside(beside, monkeypatch, own_cache):

@@ -120,7 +120,7 @@ def test_every_way_has_a_row_with_what_is_held(workloads, tmp_path):
 def test_short_steps_are_counted_more_often(workloads, tmp_path):
     out = tmp_path / "w.json"
     options = workloads(mlp=stand_in)
-    result = run(out, *options, "--ways", "checkpoint", "--steps", "1", "--seconds", "0.3")
+    result = run(out, *options, "--ways", "checkpoint", "--steps", "1", "--seconds", "2")
     assert result.exit_code == 0, result.output
     plain, checkpoint = json.loads(out.read_text())["rows"]
     assert plain["n_steps"] == checkpoint["n_steps"] > 1
