@@ -41,7 +41,7 @@ from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.curve import curve_of
 from cswap.fit.drift import DRIFT, Drift
 from cswap.fit.exploration import EXPLORED, Exploration
-from cswap.fit.goal import Asked, Goal, Phase
+from cswap.fit.goal import Asked, Goal, Phase, most_bytes
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
 from cswap.fit.last_resort import LastResort, reachable
 from cswap.fit.link_rates import link_rates
@@ -363,7 +363,7 @@ class FitController:
         if not self._chooser.unified and self._since <= self._chooser.first_looks:
             return  # looks hold other memory than the steps between them
         look = Look(plan, self._measured, limit_bytes, self._other, self._besides)
-        over = look.measured > limit_bytes
+        over = look.measured > most_bytes(limit_bytes)
         if not over and self._smallest_bytes is not None:
             self._smallest_bytes = min(self._smallest_bytes, limit_bytes)
         if self._last_resort is not None:

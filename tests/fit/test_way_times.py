@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from cswap.fit.controller import FitController
+from cswap.fit.goal import Goal, most_bytes
 from cswap.fit.goal_chooser import LOOK_EVERY
 from cswap.fit.problem import Decided, Key, Problem, Saved, Way
 from cswap.fit.seen import SeenTensor, Step
+from cswap.fit.solve import TOLERANCE
 from cswap.fit.way_times import LEAST_RUNS, RUNS, WayTimes
 from tests.fit.test_goal import is_held
 from tests.fit.test_solve import over_link
@@ -205,7 +207,7 @@ def test_a_plan_of_measured_times_that_is_above_the_limit_gives_way(slow_from_no
         if not plans or now != plans[-1]:
             plans.append(now)
         if now != first:
-            self._measured = limit_bytes + 1
+            self._measured = int(1.001 * limit_bytes)
         keep_limit(self, limit_bytes, plan)
 
     monkeypatch.setattr(FitController, "_keep_limit", above)
@@ -230,3 +232,11 @@ def test_the_predicted_slowdown_follows_the_measured_times(make_training, sizes,
     assert goal.plain_s is not None
     assert goal.predicted_slowdown > before
     assert goal.predicted_slowdown == pytest.approx(1 + n * 0.5 / goal.plain_s, rel=1e-6)
+
+
+def test_a_peak_above_the_limit_by_the_solvers_tolerance_is_within_it():
+    limit = 10**10
+    assert most_bytes(limit) == limit + 10**10 * TOLERANCE
+    for measured, held in ((limit + 10**5, True), (limit + 10**5 + 1, False)):
+        goal = Goal(limit, None, "obeying", measured_bytes=measured)
+        assert goal.held is held
