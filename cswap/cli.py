@@ -238,7 +238,7 @@ def explain(
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
-    """Say for every call site what was chosen, why, what it cost, and the regret.
+    """Show the choice at every call site, with its reason, its cost and the regret.
 
     Like call sites of blocks are one row of the table; other formats have a row for each.
     """

@@ -370,8 +370,11 @@ def _tell_of_unknown_variables() -> None:
     for variable in os.environ:
         if variable.startswith(ENV_PREFIX) and variable not in known | _told:
             _told.add(variable)
-            close = difflib.get_close_matches(variable[:MOST_SHOWN], known, n=1)
-            hint = f" Did you mean {close[0]}?" if close else ""
+            # Without the prefix, which makes all of them alike.
+            names = [name.removeprefix(ENV_PREFIX) for name in known]
+            name = variable.removeprefix(ENV_PREFIX)[:MOST_SHOWN]
+            close = difflib.get_close_matches(name, names, n=1)
+            hint = f" Did you mean {ENV_PREFIX}{close[0]}?" if close else ""
             log.warning("%s is set, and is no option of cswap.%s", short(variable), hint)
 
 

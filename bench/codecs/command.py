@@ -76,8 +76,8 @@ def main(
     document = unfinished.finish(rows=rows, skipped=skipped)
     for grid in tables.grids(document):
         grid.show(console, drop=tables.DROPPED)
-    for what in skipped:
-        console.print(literal(f"Skipped: {what}"))
+    for reason in skipped:
+        console.print(literal(f"Skipped: {reason}"))
     if out is not None:
         draw = partial(plots.draw, document, out.parent, out.stem)
         say_what_is_written(out, draw, console)

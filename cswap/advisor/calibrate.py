@@ -66,7 +66,7 @@ def steps(
         again: repeat the steps of an earlier run, too.
         compiled_only: leave out codecs whose kernels this process would have to compile first. If
             only such codecs are lacking, nothing is done.
-        check: is called again and again within a step; what it raises ends the run.
+        check: is called again and again within a step; an exception of it ends the run.
 
     Raises:
         UnsupportedError: there is no such device here.
@@ -126,7 +126,7 @@ def measure(name: str, kind: str, check: Callable[[], None] = lambda: None) -> C
     Args:
         name: name of the codec.
         kind: kind of device.
-        check: is called before each measurement; what it raises ends them.
+        check: is called before each measurement; an exception of it ends them.
 
     Raises:
         UnsupportedError: there is no such device here, or the codec takes no tensors on it.

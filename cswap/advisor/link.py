@@ -73,7 +73,7 @@ def measure_link(kind: str, check: Callable[[], None] = lambda: None) -> Link:
 
     Args:
         kind: kind of device.
-        check: is called before each measurement; what it raises ends them.
+        check: is called before each measurement; an exception of it ends them.
     """
     copies = _CudaCopies() if kind == "cuda" else _CpuCopies()
     sizes = SIZES[kind]

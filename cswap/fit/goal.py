@@ -112,13 +112,13 @@ class Asked:
         return Asked(config.fit, None)
 
 
-SOLVER_PARTS: Final = 100_000
-"""A solver's plan is above its limit by one of so many parts at most (`TOLERANCE` in solve.py)."""
+TOLERANCE: Final = 1e-5
+"""Of a solver, in a constraint of bytes."""
 
 
-def most_bytes(limit_bytes: int) -> int:
-    """Bytes that count as within a limit: a plan may be above it by the solver's tolerance."""
-    return limit_bytes + limit_bytes // SOLVER_PARTS
+def most_bytes(limit_bytes: float) -> float:
+    """Bytes that count as within a limit, of a plan and of a measured step."""
+    return limit_bytes * (1 + TOLERANCE)
 
 
 @dataclass(frozen=True, slots=True)

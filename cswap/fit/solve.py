@@ -27,6 +27,7 @@ import numpy as np
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.background import is_ending
+from cswap.fit.goal import most_bytes
 from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
 from cswap.fit.problem import FitPlan, Moves, Problem, Saved, Way, thinned
@@ -57,9 +58,6 @@ FAR: Final = 0.03
 
 WHOLE: Final = 1e-6
 """Distance from 0 or 1 up to which a share is taken for that."""
-
-TOLERANCE: Final = 1e-5
-"""Of the solver, in a constraint of bytes."""
 
 NEAR: Final = 1.05
 """Bytes of a plan that is nearly as small as the smallest one, over the bytes of that."""
@@ -160,7 +158,7 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
     """
     # Copies that computation hides would cost the solver nothing.
     all_stay = problem.plan({i: _stays(one) for i, one in enumerate(problem.saved)})
-    if all_stay.peak_bytes <= limit_bytes:
+    if all_stay.peak_bytes <= most_bytes(limit_bytes):
         return all_stay
     # With deeper chains the relaxation decides about fewer tensors, and plans are slower.
     shallow = problem.up_to(GOAL_DEPTH)
@@ -176,7 +174,7 @@ def _within_bytes(problem: Problem, limit_bytes: float, *, exact: bool) -> FitPl
         if found is not None:
             return found
     found = greedy(problem, limit_bytes, math.inf)
-    if found.peak_bytes > limit_bytes * (1 + TOLERANCE):
+    if found.peak_bytes > most_bytes(limit_bytes):
         return None
     # The search prices copies as if no computation hid them.
     added_s = seconds_of(problem, found) if exact else None
@@ -291,7 +289,7 @@ class _Table:
         limit = limit_bytes
         for _ in range(MOST_TRIES):
             found = self.solve(limit_bytes=limit, limit_s=math.inf)
-            if found is None or found.peak_bytes <= limit_bytes * (1 + TOLERANCE):
+            if found is None or found.peak_bytes <= most_bytes(limit_bytes):
                 return found
             limit -= found.peak_bytes - limit_bytes
         return None

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from cswap.fit.goal import TOLERANCE
 from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import MOST_MOMENTS, Key, Problem, Saved, Way, slots
 from cswap.fit.solve import (
-    TOLERANCE,
     _Table,
     _undominated,
     _useful,

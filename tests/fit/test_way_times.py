@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from cswap.fit.controller import FitController
-from cswap.fit.goal import Goal, most_bytes
+from cswap.fit.goal import TOLERANCE, Goal, most_bytes
 from cswap.fit.goal_chooser import LOOK_EVERY
 from cswap.fit.problem import Decided, Key, Problem, Saved, Way
 from cswap.fit.seen import SeenTensor, Step
-from cswap.fit.solve import TOLERANCE
 from cswap.fit.way_times import LEAST_RUNS, RUNS, WayTimes
 from tests.fit.test_goal import is_held
 from tests.fit.test_solve import over_link

@@ -81,8 +81,12 @@ class KeptLeaf(HeldLeaf):
             )
         return self.tensor
 
-    def cast(self, casts: dict[tuple[object, ...], torch.Tensor]) -> None:
-        """Hold the cast: the parameter is about to be written. Args: casts: by what they are of."""
+    def cast(self, casts: dict[tuple[int, torch.dtype], torch.Tensor]) -> None:
+        """Hold the cast: the parameter is about to be written.
+
+        Args:
+            casts: made for other graphs, by the parameter's identity and their dtype.
+        """
         if _state(self.tensor) != self._state:  # `unpack` will raise
             return
         key = id(self.tensor), self._dtype
@@ -163,7 +167,7 @@ class Leaves:
         if not written:
             return
         self._forget()
-        casts: dict[tuple[object, ...], torch.Tensor] = {}
+        casts: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         for reference in tuple(self._held):
             held = reference()
             if held is not None and id(held.tensor) in written:

@@ -49,7 +49,7 @@ def command(study: Study, *, again: bool = False) -> None:
     """Train every model from `PILOT_SEEDS`, write the file and show it.
 
     Args:
-        study: what is trained.
+        study: the task, and its options.
         again: do not continue an unfinished run.
     """
     asked = {k: v for k, v in study.settings.items() if k in ("models", "steps", "quick", "task")}

@@ -1,4 +1,4 @@
-"""What an accuracy experiment trains, by whom, and where its results go."""
+"""The task of an accuracy experiment, its options, and the place of its results."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def compare(study: Study, *, again: bool) -> dict[str, Any]:
     """Train, compare, write and show the results; returns the document.
 
     Args:
-        study: what is trained.
+        study: the task, and its options.
         again: do not continue an unfinished run.
     """
     settings, out = study.settings, study.folder / FILE

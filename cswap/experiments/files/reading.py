@@ -1,4 +1,4 @@
-"""Reads result files, and words what is wrong with one."""
+"""Reads result files, and names the fault of one that is wrong."""
 
 from __future__ import annotations
 
