@@ -48,10 +48,12 @@ def step():
 
 for _ in range(8):  # places become known, and the heap takes its form
     step()
-before = faults()
-for _ in range(4):
+found = []
+for _ in range(5):  # the thread that frees memory may be late in one of them
+    before = faults()
     step()
-print((faults() - before) // 4)
+    found.append(faults() - before)
+print(sorted(found)[2])
 held = resident()
 engine.close()
 print((held - resident()) // MIB)
