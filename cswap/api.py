@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.compiler import is_compiling
 
+from cswap.advisor.rates import PRICES_S_PER_BYTE
 from cswap.config import SwapConfig
 from cswap.devices.stopwatch import CudaStopwatch
 from cswap.engine.engine import SwapEngine
@@ -20,12 +21,12 @@ from cswap.fit.controller import FitController
 from cswap.fit.goal import Asked
 from cswap.fit.schedule import Schedule
 from cswap.fit.solve import has_solver
-from cswap.fit.whole_device import is_on_one_gpu
+from cswap.fit.whole_device import one_device
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
 from cswap.log import log
 from cswap.notices import tell_of_options
 from cswap.option_types import SwapOptions  # noqa: TC001 - for typing.get_type_hints
-from cswap.ranks import are_several
+from cswap.ranks import are_several, must_agree
 from cswap.recompute import Recomputed, modules_named, modules_to_recompute
 from cswap.removable import RemovedAtExit
 from cswap.schema.executable import obstacles
@@ -229,22 +230,26 @@ def _aim(
         return True
     if not torch.is_grad_enabled() or is_compiling():
         return False
-    if not is_on_one_gpu(model):
+    device = one_device(model)
+    if device is None or device.type not in PRICES_S_PER_BYTE:
         if schedule is not None:
-            log.warning("schedule: without fit=, only a model on one GPU has a goal.")
+            log.warning("schedule: without fit=, only a model on one device has a goal.")
         return True
-    if not CudaStopwatch.is_on():
+    lossy = handle.engine.advisor.may_use_lossy
+    if lossy and must_agree(lossy=True):  # no measured time may choose what is rounded
+        return True
+    if device.type == "cuda" and not CudaStopwatch.is_on():
         return False
     if not has_solver():
         log.warning(
-            "No scipy >= 1.12: so no plan limits the time of a step, and every tensor leaves that "
-            "may. Remedy: pip install scipy."
+            "No scipy >= 1.12: so no plan limits the time of a step. On a GPU all tensors leave; "
+            "on a CPU those leave whose bytes are worth their time. Remedy: pip install scipy."
         )
         return True
     try:
         handle.hold(FitController(model, handle.engine, asked, schedule))
     except Exception as error:
-        log.warning("No goal by default (%s): every tensor leaves that may.", error)
+        log.warning("No goal by default (%s): no plan limits the time of a step.", error)
         return True
     _warn_of_ranks(handle.engine)
     return True

@@ -41,6 +41,9 @@ LEAST: Final = "min"
 DEVICE: Final = "device"
 """Value of ``fit`` that gives a step the memory of its device."""
 
+SLOWDOWN: Final = 1.1
+"""Default of ``slowdown``."""
+
 MOST_NAME: Final = 255
 """Longest name of a codec, in characters: a stream's header has one byte for its length."""
 

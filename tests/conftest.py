@@ -309,6 +309,6 @@ def missing_for_gpu() -> str:
 
 
 @pytest.fixture
-def no_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything that is worth its time leaves, at the usual price of a byte."""
-    monkeypatch.setattr("cswap.advisor.advisor.TimeLimit.of", lambda _config: None)
+def by_price(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No goal by default: everything leaves that is worth its time at the usual price of a byte."""
+    monkeypatch.setattr("cswap.fit.goal.Asked.without_fit", staticmethod(lambda _config: None))

@@ -22,25 +22,22 @@ import math
 import threading
 import time
 from collections import deque
-from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor import background_calibration as background
-from cswap.advisor import lossy_rules, options, time_limit
+from cswap.advisor import lossy_rules, options
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import RAW, LosslessCandidates, LossyCandidates
 from cswap.advisor.cheapest import MARGIN, cheapest
 from cswap.advisor.cost import candidate
 from cswap.advisor.explore import trial_at
-from cswap.advisor.gains import Gain
 from cswap.advisor.live_costs import KEEP, REMAT, UNREAD, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
 from cswap.advisor.named_codec import AUTO, NamedCodecs
 from cswap.advisor.pricing import make_pricing, static_codec
 from cswap.advisor.rates import HOOKS_S, LINK_BYTES_PER_S
 from cswap.advisor.site_history import Advice, Explanation, SiteMemory
-from cswap.advisor.time_limit import TimeLimit, patience_of
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT
@@ -55,19 +52,12 @@ if TYPE_CHECKING:
 
     from cswap.advisor.candidates import FallBack
     from cswap.advisor.site_history import Learner
-    from cswap.advisor.time_limit import Moment
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
     from cswap.schema.tensor import TensorProfile
 
 MAX_SITES: Final = 1 << 13
 """Call sites remembered, each once for each size class of its tensors."""
-
-WHY_KEPT: Final = {
-    time_limit.NO_TIME: "the step's time limit, slowdown=",
-    time_limit.NO_LOWER_PEAK: "the step's peak would be no lower",
-}
-"""Reasons for a tensor that stays though its leaving would be worth its time."""
 
 EARLY: Final = "its values are not known yet"
 """Reason for a choice made before a GPU's sample has arrived."""
@@ -85,7 +75,6 @@ class Advisor:
     Attributes:
         may_use_lossy: whether the options admit a lossy codec for any tensor at all.
         milder: lossy codecs that the accuracy guard has forbidden.
-        limit: of the time that swapping adds to a CPU's step; None: there is none.
     """
 
     def __init__(
@@ -111,7 +100,6 @@ class Advisor:
         self.may_use_lossy = options.may_use_lossy(config, plan)
         self.milder = Milder()
         self._named = NamedCodecs(config, static_codec(config.policy), self.milder)
-        self.limit = TimeLimit.of(config)
         self._lock = threading.Lock()
         self._sites: Recent[_SiteKey, SiteMemory] = Recent(MAX_SITES)
         self._used: deque[SiteMemory] = deque(maxlen=MAX_SITES)
@@ -142,29 +130,20 @@ class Advisor:
             for costs in tuple(self._costs.values()):
                 costs.version += 1
 
-    def begin_step(self, exposed_s: float, spent: tuple[Moment, Moment] | None = None) -> None:
+    def begin_step(self, exposed_s: float) -> None:
         """A step begins: fit prices to the steps before, and now and then try a codec.
 
         Args:
             exposed_s: seconds that computation has waited for swaps since the first step.
-            spent: the moments at which this step begins, and at which the last backward ended;
-                None: nothing is measured.
         """
         now_s = time.perf_counter()
         with self._lock:
             used = [*self._used]
             self._used.clear()
             step_s = None
-            if self.limit is not None and spent is not None:
-                self.limit.begin_step(*spent)
             for costs in tuple(self._costs.values()):
                 if costs.begin_step(now_s, exposed_s):
                     step_s = costs.look_back(used) or step_s
-            if self.limit is not None and step_s is not None:
-                if self._may_adapt():
-                    self.limit.look_back()
-                else:
-                    self.limit.forget()
             if step_s is not None and self._pricing.explores and self._may_adapt():
                 trial_at(used, step_s, self._costs)
 
@@ -206,8 +185,6 @@ class Advisor:
                     codec, memory.trial = memory.trial, None
                     return Advice(codec, memory, costs)
                 if self._is_settled(memory, costs, site.kind):
-                    if self.limit is not None and memory.explanation.nbytes != x.nbytes:
-                        self._note_like(memory, x, site, position)
                     return memory.advice or Advice(memory.codec, memory, costs)
         taken, sampled = None, True
         if memory is not None and not self._needs_sample(memory):
@@ -285,7 +262,6 @@ class Advisor:
             with self._lock:
                 self._recomputed.pop(key)
             return None
-        self._note_gain(kind, position, nbytes, Gain(again.device_s, nbytes, _alike(site, REMAT)))
         with self._lock:
             self._recomputed[key] = Explanation(
                 position, site, None, (again, stay), REMAT, "computed again", price
@@ -300,39 +276,14 @@ class Advisor:
             position: number of the saved tensor in the step.
             nbytes: bytes of the tensor.
         """
-        self.stays(position, nbytes)
         with self._lock:
             self._recomputed[position, site.scope, rough_size(nbytes)] = _unasked(
                 position, site, None, UNREAD, "backward reads only its sizes", nbytes
             )
 
-    def stays(self, position: int, nbytes: int) -> None:
-        """A tensor never leaves, whatever its leaving would be worth."""
-        if self.limit is not None:
-            with self._lock:
-                self.limit.note(position, nbytes, None)
-
     def _class_of(self, x: torch.Tensor) -> int:
         # Sizes that share a choice: see Note [a choice is for sizes that are close].
         return x.numel() if callable(self._config.codec) else rough_size(x.numel())
-
-    def _note_like(self, memory: SiteMemory, x: torch.Tensor, site: Site, position: int) -> None:
-        # Under the lock: the limit knows tensors by their bytes.
-        nbytes = x.nbytes
-        best = memory.explanation.choice_for(nbytes)
-        if best is not None:
-            gain = Gain(best.device_s, nbytes - best.nbytes, _alike(site, best.codec))
-            self._note_gain_now(x.device.type, position, nbytes, gain)
-
-    def _note_gain(self, kind: str, position: int, nbytes: int, gain: Gain) -> None:
-        if self.limit is not None:
-            with self._lock:
-                self._note_gain_now(kind, position, nbytes, gain)
-
-    def _note_gain_now(self, kind: str, position: int, nbytes: int, gain: Gain) -> None:
-        # Under the lock. A link has a price that follows its time.
-        if self.limit is not None and LINK_BYTES_PER_S[kind] is None and self._may_adapt():
-            self.limit.note(position, nbytes, gain if gain.nbytes > 0 else None)
 
     def price(self, kind: str) -> float:
         """Price of a byte on this kind of device, in seconds."""
@@ -363,7 +314,7 @@ class Advisor:
             limit = self._config.host_limit
             assert limit is None or isinstance(limit, int)
             # A link's price follows its time.
-            patience = patience_of(self._config) if LINK_BYTES_PER_S[kind] is None else 1.0
+            patience = options.patience_of(self._config) if LINK_BYTES_PER_S[kind] is None else 1.0
             costs = LiveCosts(kind, limit, adapt=self._may_adapt(), patience=patience)
             found = self._costs.setdefault(kind, costs)
             background.start_once(kind)
@@ -425,18 +376,7 @@ class Advisor:
             # A tensor that is held no more has had another decision before.
             found = [e for e in found if _key(e) not in self._recomputed]
             found += self._recomputed.values()
-        return sorted(map(self._kept_by_limit, found), key=lambda e: e.position)
-
-    def _kept_by_limit(self, found: Explanation) -> Explanation:
-        # The decision, if the limit of time does not keep a tensor that could leave; else that.
-        limit = self.limit
-        if limit is None or found.codec == KEEP:
-            return found
-        nbytes = found.nbytes
-        if nbytes is None or not limit.is_kept(found.position, nbytes):
-            return found
-        why = WHY_KEPT[limit.reason_of(found.position, nbytes)]
-        return replace(found, codec=KEEP, reason=why)
+        return sorted(found, key=lambda e: e.position)
 
     def _decide(
         self,
@@ -513,8 +453,6 @@ class Advisor:
         candidates = tuple(sorted(priced, key=lambda c: c.cost_s))
         used = None if memory is None or memory.pending else memory.explanation.codec
         best, why = cheapest(candidates, self._pricing.reason, used)
-        gain = Gain(best.device_s, x.nbytes - best.nbytes, _alike(site, best.codec))
-        self._note_gain(x.device.type, position, x.nbytes, gain)
         return Explanation(
             position,
             site,
@@ -525,11 +463,6 @@ class Advisor:
             costs.price_s_per_byte,
             hooks_s=HOOKS_S[x.device.type],
         )
-
-
-def _alike(site: Site, codec: str) -> tuple[str, str, str]:
-    # Layers of a kind save tensors that take the same time.
-    return site.kind, site.producer, codec
 
 
 def _is_far(x: torch.Tensor) -> bool:

@@ -63,7 +63,7 @@ class LiveCosts:
             kind: "cpu" or "cuda".
             host_limit: bytes of encodings.
             adapt: see ``adapts``.
-            patience: factor of the price of a byte, at least 1: see `time_limit.patience_of`.
+            patience: factor of the price of a byte, at least 1: see `options.patience_of`.
         """
         self._kind, self._host_limit, self.adapts = kind, host_limit, adapt
         self._base_price = min(patience * PRICES_S_PER_BYTE[kind], HOST_PRICE_S_PER_BYTE)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.candidates import FIXED_RATE, lossy_names
 from cswap.advisor.pricing import static_codec
-from cswap.advisor.time_limit import decided_by
 from cswap.codecs.base import takes
 from cswap.codecs.layout import torch_dtype
 from cswap.codecs.registry import get_codec
+from cswap.config import SLOWDOWN
 from cswap.display import MOST_SHOWN, shown
 from cswap.errors import ConfigError, UnknownCodecError
 from cswap.schema.tensor import DTYPES
@@ -19,6 +19,33 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
+
+
+LOSSY_PATIENCE: Final = 2.0
+"""Factor of the price of a byte with a lossy codec and without ``slowdown``: bytes matter more."""
+
+
+def decided_by(config: SwapConfig) -> str | None:
+    """The first option that decides which tensors leave, so that no limit of time does; or None."""
+    for name in ("policy", "codec"):
+        if getattr(config, name) != "auto":
+            return name
+    names = ("plan", "budget", "host_limit", "spill_dir")
+    return next((name for name in names if getattr(config, name) is not None), None)
+
+
+def patience_of(config: SwapConfig) -> float:
+    """Factor of the price of a byte, by ``slowdown`` and ``lossy``; at least 1.
+
+    A user who allows swapping three times as much time as by default pays three times as much time
+    for a byte. One who allows a lossy codec and says nothing of time pays `LOSSY_PATIENCE` times as
+    much; an explicit ``slowdown`` counts alone.
+    """
+    if config.fit is not None:
+        return 1.0
+    if config.slowdown is None:
+        return 1.0 if config.lossy == "off" else LOSSY_PATIENCE
+    return max(1.0, (config.slowdown - 1) / (SLOWDOWN - 1))
 
 
 def may_use_lossy(config: SwapConfig, plan: Plan | None) -> bool:

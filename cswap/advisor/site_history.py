@@ -98,19 +98,6 @@ class Explanation:
         found = self.profile
         return found if found is None or found.nbytes == nbytes else replace(found, nbytes=nbytes)
 
-    def choice_for(self, nbytes: int) -> Candidate | None:
-        """The choice for a tensor of so many bytes; None: there was none, or it has no sample."""
-        best = next((c for c in self.candidates if c.codec == self.codec), None)
-        if best is None or self.profile is None or not self.profile.nbytes:
-            return None
-        scale = nbytes / self.profile.nbytes
-        return replace(
-            best,
-            device_s=scale * best.device_s,
-            cost_s=scale * best.cost_s,
-            nbytes=scale * best.nbytes,
-        )
-
     @property
     def measured_cost_s(self) -> float | None:
         """The chosen codec's cost by measurement; None before the first round trip."""

@@ -288,7 +288,6 @@ class SwapEngine:
 
     @leave_alone
     def _end_backward(self) -> None:
-        self.packer.notes.end_backward()
         self._state.operators.tell()
         if self._state.goal is not None:
             self._state.goal.used()

@@ -32,11 +32,9 @@ from cswap.engine.saved.eligibility import (
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.unread import Unread
 from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
-from cswap.engine.step_notes import StepNotes
-from cswap.engine.transfer.handle import State, nothing_of
+from cswap.engine.transfer.handle import nothing_of
 from cswap.log import log
 from cswap.ranks import local_part
 
@@ -46,6 +44,7 @@ if TYPE_CHECKING:
     from cswap.engine.order.plan_follower import Planned
     from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import Token
+    from cswap.engine.saved.unread import Unread
     from cswap.engine.state import EngineState
 
 _now = time.perf_counter
@@ -71,7 +70,6 @@ class Packer:
 
     Attributes:
         book: its recipes.
-        notes: what the advisor is told of its steps.
     """
 
     def __init__(self, state: EngineState) -> None:
@@ -92,8 +90,6 @@ class Packer:
         self._slots = SlotMaker(state)
         self._follower = state.follower
         self._unread = state.unread
-        self.notes = StepNotes(state)
-        self._reports = self.notes.reports
         self._warned_of_capture = self._has_drifted = False
 
     def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Unread:
@@ -125,9 +121,7 @@ class Packer:
                     packed = self._keep(tensor, "layout")
                 else:
                     packed = self._take(tensor, nbytes)
-                    if self._reports is not None and self._reports.wanted:
-                        self.notes.saved(packed)
-            if chooser is not None and not isinstance(packed, Unread):  # a goal has none
+            if chooser is not None:
                 chooser.packed(tensor, packed, entered)
         except BaseException:
             self._state.interrupted = True
@@ -158,7 +152,7 @@ class Packer:
                     position, _ = order.next_position()
                     self._newest.skips(order.call, position)
                 if not position:
-                    self.notes.begin()
+                    self._state.step_begins()
             return unread
         if chooser is not None:
             place.choice = place.shared_use = place.saved_by = place.stay = None
@@ -173,12 +167,8 @@ class Packer:
     ) -> Kept | PackedView:
         start_s = _now()
         packed = self._pack(tensor, place)
-        took_s = _now() - start_s
-        if isinstance(packed, Kept) or (handle := packed.token.handle).state is State.KEPT:
-            self._counters.staying_s += took_s
-        else:
-            self._counters.leaving_s += took_s
-            handle.took_s += took_s
+        if not isinstance(packed, Kept):
+            packed.token.handle.took_s += _now() - start_s
         if self._unread.seeks and not isinstance(packed, Kept):
             packed.place = place
         observer = self._state.observer
@@ -237,8 +227,12 @@ class Packer:
         if recipe is None or recipe.keep == "parameter":
             # Which tensors are parameters is asked anew: they look like others of their size.
             recipe = self._make_recipe(tensor, scope, operator)
-            return self.book.learn(recipe, tensor, operator)
-        return self.book.place(recipe, tensor.nbytes)
+            place = self.book.learn(recipe, tensor, operator)
+        else:
+            place = self.book.place(recipe, tensor.nbytes)
+        if self._unread.known:
+            self._unread.begin_place(place)
+        return place
 
     def _make_recipe(self, tensor: torch.Tensor, scope: Scope, operator: str) -> Recipe:
         state = self._state
@@ -272,8 +266,7 @@ class Packer:
         """The tensors of the next places stay, and are saved without hooks."""
         counters = self._counters
         self.book.skip(len(places))
-        counters.n_unseen += len(places)
-        keys = []
+        n_numbered = 0
         for place in places:
             stay = place.stay
             if stay is None:
@@ -282,14 +275,13 @@ class Packer:
                 counters.share()
             else:
                 counters.stayed.append((stay.reason, stay.key[1]))
-                keys.append(stay.key)
-        if not keys:
+                n_numbered += 1
+        if not n_numbered:
             return
         with self._lock:
-            first = self._order.skip(len(keys))
+            first = self._order.skip(n_numbered)
         if first == 0:
-            self.notes.begin()
-        self.notes.saved_unseen(keys)
+            self._state.step_begins()
 
     def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
         recipe = place.recipe
@@ -309,7 +301,7 @@ class Packer:
             return self._share(found, tensor, place)
         place.saved_by = place.shared_use = None
         if position == 0:
-            self.notes.begin()
+            self._state.step_begins()
         try:
             token = make_token(tensor, lane, storage)
         except RuntimeError:  # a storage that is smaller than its tensor says, as FSDP makes them

@@ -201,7 +201,8 @@ class Recomputer:
                 its memory was freed.
             CorruptEncodingError: an input did not come back as it was stored.
         """
-        return remat.run(*self._bring(remat, again=True))
+        # Outside of a backward a longer chain is tried, or somebody looks at a node.
+        return remat.run(*self._bring(remat, again=_current_backward() != NO_BACKWARD))
 
     def memory(self, first: WithoutHandle, *, expected: bool = True) -> torch.Tensor:
         """The memory of an object without a handle, computed again or decoded.

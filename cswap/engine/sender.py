@@ -63,7 +63,6 @@ class Sender:
         self._order, self._recomputer = state.order, state.recomputer
         self._may_compute = computes_again(state.config)
         self.remat = self._may_compute and state.config.plan is None
-        self._limit = state.advisor.limit
         # Where encodings have a limit, prices follow the demand of every tensor in every step.
         self._may_stay = state.config.policy == "auto" and state.config.host_limit is None
 
@@ -98,17 +97,11 @@ class Sender:
                 token.remat = None
                 return self._leave_in_place(handle, BY_BUDGET)
         if handle.pinned:
-            self._state.advisor.stays(handle.position, handle.raw_nbytes)
             if handle.pinned == LEFT_OUT:  # it may leave after all
                 self._counters.stay(EXCLUDED, handle.raw_nbytes)
                 return EXCLUDED
             reason = self._leave_in_place(handle, handle.pinned)
             return None if reason == "outlives" else reason  # the program may soon let go of it
-        limit = self._limit if token.lane.may_keep else None
-        if limit is not None and limit.keeps(handle.position, handle.raw_nbytes):
-            token.remat = None
-            reason = limit.reason_of(handle.position, handle.raw_nbytes)
-            return self._leave_in_place(handle, reason)
         if token.remat is not None:
             if self._recomputer.is_worth(token, place, fresh=fresh):
                 self._compute_later(token)

@@ -27,10 +27,9 @@ from cswap.stats.counters import Counters
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cswap.advisor.gains import Took
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
-    from cswap.engine.order.chooser import Chooser
+    from cswap.engine.order.chooser import Chooser, Took
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.schema.plan import Plan
@@ -83,7 +82,7 @@ class EngineState:
         self.results = Results(self.counters)
         self.recomputer = Recomputer(self.counters, self.advisor, self.owned, self.results)
         self.unread = UnreadPlaces(self.counters, self.advisor)
-        self._may_be_unread = computes_again(config) and plan is None
+        self.unread.seeks = computes_again(config) and plan is None
         self.disk = disk_store(config)
         budget = None if plan is None else plan.budget_bytes
         self.lanes = Lanes(
@@ -103,20 +102,25 @@ class EngineState:
         self.outliving = Outliving(config)
         self.interrupted = False
         self.backward_is_next = False
+        self._begun = -1  # number of the step that has begun last
         self.goal: Chooser | None = None
         self.chooser: Chooser | None = None
         self.took: Took | None = None
         self.choose_by(None)
 
+    def step_begins(self) -> None:
+        """The first tensor of a step is being saved, or will be. A second time does nothing."""
+        if self._begun == self.order.step:
+            return
+        self._begun = self.order.step
+        self.follower.begin_step()
+        self.counters.count_kept()
+        self.advisor.begin_step(self.counters.exposed_s + self.lanes.stalled_s)
+
     def choose_by(self, goal: Chooser | None) -> None:
         """See `SwapEngine.choose_by`."""
         self.goal = self.chooser = goal
-        self.unread.seeks = self._may_be_unread and goal is None
-        limit = self.advisor.limit
-        if goal is not None:
-            self.took = goal.took
-        else:
-            self.took = None if limit is None else limit.took
+        self.took = None if goal is None else goal.took
 
     @property
     def looks(self) -> bool:

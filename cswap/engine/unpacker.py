@@ -22,8 +22,6 @@ from cswap.engine.transfer.handle import State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cswap.advisor.gains import Key
-    from cswap.advisor.step_reports import StepReports
     from cswap.engine.order.step_order import Saved
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
@@ -33,7 +31,6 @@ WAITING: Final = (State.LEAVING, State.STORED)
 
 _now = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
-_current_node = torch._C._current_autograd_node  # noqa: SLF001
 
 
 class Unpacker:
@@ -55,8 +52,6 @@ class Unpacker:
         self._recomputer.note_ready = self._note_ready
         self._unread = state.unread
         self.backward = NO_BACKWARD
-        limit = state.advisor.limit
-        self._reports = None if limit is None else limit.reports
 
     def unpack(self, packed: Kept | PackedView | Unread | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
@@ -89,9 +84,7 @@ class Unpacker:
             tensor = self._bring(packed)
             if self._unread.seeks and self.backward != NO_BACKWARD:
                 self._unread.note(packed)
-            took_s = _now() - start_s
-            self._counters.leaving_s += took_s
-            packed.token.handle.took_s += took_s - self._recomputer.inputs_s
+            packed.token.handle.took_s += _now() - start_s - self._recomputer.inputs_s
             if chooser is not None:
                 chooser.unpacked(packed, tensor, entered)
         except Exception:
@@ -113,8 +106,6 @@ class Unpacker:
         first = packed.first or packed
         if not first.uses:
             self._order.asked(first)
-            if self._reports is not None and self._reports.wanted:
-                _note_asked(self._reports, (first.position, first.nbytes))
         lane, recomputer = packed.lane, self._recomputer
         # Over a link, slots have an order of their own (replay/backward_order.py), and the next
         # handle that is asked for begins those after it.
@@ -133,9 +124,7 @@ class Unpacker:
         shared = (first.users > 1 or waited) and _current_backward() != NO_BACKWARD
         if shared and not (isinstance(first, Away) and first.region.source is not None):
             self._results.asked(first, memory)
-        took_s = _now() - start_s
-        first.took_s += took_s - recomputer.inputs_s
-        self._counters.leaving_s += took_s
+        first.took_s += _now() - start_s - recomputer.inputs_s
         took = self._state.took
         if took is not None and first.uses == first.users:
             took.append((first.position, first.nbytes, first.took_s))
@@ -153,8 +142,6 @@ class Unpacker:
             if (is_held or outliving.known) and self.backward != NO_BACKWARD:
                 outliving.note(token)
             self._order.asked(handle)
-            if self._reports is not None and self._reports.wanted:
-                _note_asked(self._reports, (handle.position, handle.raw_nbytes))
         depth, executor = self._follower.depth, lane.executor
         # A link has one queue, and a plan may start many at once: first the one wanted now.
         first = executor.memory(handle) if depth and executor.link is not None else None
@@ -249,9 +236,3 @@ class Unpacker:
         if backward != NO_BACKWARD:
             self._begin_backward()
             torch.autograd.Variable._execution_engine.queue_callback(self._at_end)  # noqa: SLF001
-
-
-def _note_asked(reports: StepReports, key: Key) -> None:
-    node = _current_node()
-    if node is not None:  # else somebody looks at a node, outside of a backward
-        reports.asked(key, (_current_backward(), node._sequence_nr()))  # noqa: SLF001

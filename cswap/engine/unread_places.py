@@ -15,29 +15,38 @@ before the operator has run. So this takes three moments.
   go. An object belongs to one slot, so nobody else can ask for its values.
 
 If no later tensor leads to the node, or if another node asks in the end, the tensor stays until
-then, and its place goes the general way from the next step on.
+then, and its place goes the general way from the next step on. Either is remembered for the place
+when the engine forgets its recipes (`known`): a goal's plan knows no unread tensor.
 """
 
 from __future__ import annotations
 
 import weakref
 from threading import get_ident
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
 
+from cswap.engine.recipes import MOST_PLACES
 from cswap.engine.saved.eligibility import is_wrapped
-from cswap.engine.saved.unread import Unread
+from cswap.engine.saved.unread import Unread, UnreadPlace
+from cswap.recent import Recent
 from cswap.remat.unread import node_below, unread_slot
 
 if TYPE_CHECKING:
     from cswap.advisor.advisor import Advisor
     from cswap.engine.recipes import Place
+    from cswap.engine.saved.module_stack import Scope
     from cswap.engine.saved.packed import PackedView
     from cswap.stats.counters import Counters
 
 MOST_LOOKS: Final = 32
 """Tensors that are saved after an unread one, and may lead to its node."""
+
+NEVER: Final = "never"
+"""Of a place whose tensor was not proven to be unread."""
+
+_Facts: TypeAlias = tuple[int, "Scope", torch.dtype, torch.Size]
 
 _current_node = torch._C._current_autograd_node  # noqa: SLF001
 _next_number = torch._C._autograd._get_sequence_nr  # noqa: SLF001
@@ -64,16 +73,25 @@ class UnreadPlaces:
 
     Attributes:
         unproven: tensors whose nodes are to be found.
-        seeks: whether places are noted. Not for a goal, which counts the bytes of every tensor.
+        seeks: whether places are noted.
+        known: `Place.unread` of those that were noted, or `NEVER`.
     """
 
-    __slots__ = ("_advisor", "_counters", "_n_looks", "seeks", "unproven")
+    __slots__ = ("_advisor", "_counters", "_n_looks", "known", "seeks", "unproven")
 
     def __init__(self, counters: Counters, advisor: Advisor) -> None:
         """Args: counters, advisor: the engine's."""
         self._counters, self._advisor, self.seeks = counters, advisor, False
         self.unproven: list[_Unproven] = []
+        self.known: Recent[_Facts, str] = Recent(MOST_PLACES)
         self._n_looks = 0
+
+    def begin_place(self, place: Place) -> None:
+        """A place is new, or takes another tensor than before."""
+        found = self.known.get(_facts_of(place))
+        if found is not None:
+            place.may_be_unread = found != NEVER
+            place.unread = found if place.may_be_unread else None
 
     def note(self, packed: PackedView) -> None:
         """Backward asks for a tensor: note its place, if backward does not read it."""
@@ -86,6 +104,7 @@ class UnreadPlaces:
             return
         # One that is alone keeps its number, so those of the tensors after it stay the same.
         place.unread = "numbered" if handle.views == 1 else "shared"
+        self.known[_facts_of(place)] = place.unread
         place.forget_ways()
         if handle.views == 1 and handle.site is not None:
             self._advisor.unread(handle.site, handle.position, handle.raw_nbytes)
@@ -151,6 +170,7 @@ class UnreadPlaces:
         # The tensor stays, and its place goes the general way from here on.
         place = packed.place
         place.unread, place.may_be_unread = None, False
+        self.known[_facts_of(place)] = NEVER
         if self._drop(one):
             self._counters.keep("unproven", place.nbytes)
 
@@ -161,3 +181,8 @@ class UnreadPlaces:
         except ValueError:
             return False
         return True
+
+
+def _facts_of(place: UnreadPlace) -> _Facts:
+    recipe = place.recipe
+    return place.number, recipe.scope, recipe.dtype, recipe.sizes

@@ -6,13 +6,14 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.call_site import Site
 from cswap.advisor.cost import Candidate
-from cswap.advisor.site_history import Explanation
+from cswap.advisor.site_history import Explanation, Measured
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from cswap.fit.link_rates import LinkRates
     from cswap.fit.problem import Decided, Key, Way
+    from cswap.fit.seen import WayNotes
 
 WHY: Final = "the goal's plan"
 
@@ -20,6 +21,7 @@ WHY: Final = "the goal's plan"
 def explained(
     decided: Mapping[Key, Decided],
     ways_of: Callable[[Key], Iterable[Way]],
+    notes: Mapping[tuple[Key, str], WayNotes],
     link: LinkRates | None,
 ) -> list[Explanation]:
     """The decision for each tensor of a plan, in the order of its numbers.
@@ -29,6 +31,7 @@ def explained(
     Args:
         decided: by save; the first of a tensor's saves names it.
         ways_of: the ways to hold the tensor of a save; none where the plan comes from a file.
+        notes: that were taken of ways, by save and action.
         link: of the device; None: host memory is device memory.
     """
     firsts: dict[int, Key] = {}
@@ -47,10 +50,17 @@ def explained(
             ),
             decided[key].action,
             WHY,
+            measured=_measured(notes.get((key, decided[key].action)), decided[key].nbytes),
             known_nbytes=decided[key].nbytes,
         )
         for number, key in sorted(firsts.items())
     ]
+
+
+def _measured(notes: WayNotes | None, raw_nbytes: int) -> tuple[Measured, ...]:
+    if notes is None or not notes.nbytes:
+        return ()
+    return (Measured(notes.codec, raw_nbytes / notes.nbytes, notes.device_s),)
 
 
 def _candidate(way: Way, raw_nbytes: int, link: LinkRates | None) -> Candidate:

@@ -59,7 +59,8 @@ class Exploration:
             self._again = problem.computed_again()
             return
         later = self._steps[1:]
-        self.fullest = fullest = max(later, key=lambda step: step.raw_bytes)
+        # Of equal ones the last: it knows which tensors backward does not read.
+        self.fullest = fullest = max(reversed(later), key=lambda step: step.raw_bytes)
         saved = self._chooser.saved(fullest)
         self.problem = Problem(saved, self._over_link(fullest, saved))
         self.plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)

@@ -6,8 +6,8 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal
 
-from cswap.advisor.time_limit import decided_by
-from cswap.config import DEVICE, LEAST
+from cswap.advisor.options import decided_by
+from cswap.config import DEVICE, LEAST, SLOWDOWN
 from cswap.display import shown
 from cswap.errors import ConfigError
 from cswap.fit.whole_device import usable_bytes
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
     from cswap.config import SwapConfig
 
 Phase = Literal["exploring", "timing", "planning", "obeying", "changing", "unreachable", "given up"]
-
-SLOWDOWN: Final = 1.1
-"""Default of ``slowdown``."""
 
 _EXCLUDED_BY_FIT: Final[Mapping[str, object]] = {
     "plan": None,

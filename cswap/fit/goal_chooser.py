@@ -23,6 +23,7 @@ from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import needed_tolerance
 from cswap.engine.order.chooser import Choice
 from cswap.engine.saved.packed import Kept, PackedView
+from cswap.engine.saved.unread import Unread
 from cswap.engine.transfer.handle import State
 from cswap.fit.explained import explained
 from cswap.fit.problem import DWELL, Key, Need, Saved, Way
@@ -248,7 +249,10 @@ class GoalChooser:
             return []
         ways = self._ways
         return explained(
-            self.decided, lambda key: self._measured(key) if key in ways else (), self.link
+            self.decided,
+            lambda key: self._measured(key) if key in ways else (),
+            self._notes,
+            self.link,
         )
 
     # ------------------------------------------------------------ by the engine
@@ -307,12 +311,14 @@ class GoalChooser:
             self._lap_bytes()
         return mark
 
-    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, entered: Entered) -> None:
+    def packed(
+        self, tensor: torch.Tensor, packed: Kept | PackedView | Unread, entered: Entered
+    ) -> None:
         """See `Chooser`."""
         step = self.step
         if threading.get_ident() != self._thread:
             return
-        self._leave(entered, stays=isinstance(packed, Kept))
+        self._leave(entered, stays=not isinstance(packed, PackedView))
         step.last = weakref.ref(packed)
         if isinstance(packed, Kept):
             kept, self._kept = self._kept, None
@@ -321,9 +327,14 @@ class GoalChooser:
                 with suppress(RuntimeError):  # it stands for another one, inside of vmap or jvp
                     self._note_kept(tensor, kept)
             return
-        handle = packed.token.handle
         name = self._name(tensor, self._scopes.current.path)
         self._count[name.scope, name.dtype] += 1
+        if isinstance(packed, Unread):  # before it was known for that, it had a name
+            first = self._by_address.get(tensor.untyped_storage().data_ptr())
+            if first is not None:
+                first.names.append(name)
+            return
+        handle = packed.token.handle
         one = step.seen.get((handle.step, handle.position))
         if one is None:
             # The engine has decided itself: it is a leaf that is saved again, for example.

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.saved.packed import Kept, PackedView
+    from cswap.engine.saved.unread import Unread
     from cswap.fit.problem import Key
 
 WEIGHT: Final = 0.5
@@ -146,7 +147,7 @@ class Step:
     began: Any = None
     ended: Any = None
     stranger: bool = False
-    last: weakref.ref[Kept | PackedView] | None = None
+    last: weakref.ref[Kept | PackedView | Unread] | None = None
 
     @property
     def waits(self) -> bool:

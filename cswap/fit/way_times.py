@@ -20,13 +20,13 @@ from collections import defaultdict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.gains import MOST_TENSORS
 from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.engine.order.chooser import MOST_TOOK
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from cswap.advisor.gains import Took
+    from cswap.engine.order.chooser import Took
     from cswap.fit.problem import Decided, Key, Problem, Saved, Way
     from cswap.fit.seen import Step
 
@@ -45,7 +45,7 @@ class WayTimes:
     """
 
     def __init__(self) -> None:
-        self.took: Took = deque(maxlen=MOST_TENSORS)
+        self.took: Took = deque(maxlen=MOST_TOOK)
         self._expected: dict[tuple[int, int], tuple[Key, str]] = {}
         self._times: dict[tuple[Key, str], deque[float]] = defaultdict(lambda: deque(maxlen=RUNS))
 

@@ -14,25 +14,26 @@ RESERVE: Final = 0.1
 that allocate beside torch."""
 
 
-def is_on_one_gpu(model: torch.nn.Module) -> bool:
-    """Whether all parameters and buffers of a model are on one GPU."""
+def one_device(model: torch.nn.Module) -> torch.device | None:
+    """The device of a model's parameters and buffers; None: there are several, or none."""
     devices = {x.device for x in (*model.parameters(), *model.buffers())}
-    return len(devices) == 1 and next(iter(devices)).type == "cuda"
+    return next(iter(devices)) if len(devices) == 1 else None
 
 
 def device_of(model: torch.nn.Module) -> torch.device:
-    """The device of a model's parameters and buffers.
+    """`one_device`.
 
     Raises:
         ConfigError: there are several, or none.
     """
-    devices = {x.device for x in (*model.parameters(), *model.buffers())}
-    if len(devices) != 1:
+    found = one_device(model)
+    if found is None:
+        devices = {x.device for x in (*model.parameters(), *model.buffers())}
         names = ", ".join(sorted(map(str, devices))) or "none"
         raise ConfigError(
             f"fit: the model's parameters must be on one device, and are on {names}. Use budget=."
         )
-    return next(iter(devices))
+    return found
 
 
 def usable_bytes(device: torch.device) -> int:

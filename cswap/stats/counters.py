@@ -36,9 +36,6 @@ class Counters:
         host_is_device: see `Stats`.
         interrupted: an interrupt came while bytes were added up: `recount` has to be called.
         timeline: the timeline that records events; None: nothing is recorded.
-        leaving_s: seconds in the hooks for tensors that leave. Added to without the lock, like the
-            next one: a lost summand does no harm.
-        staying_s: seconds in the pack hook for tensors that stay.
         moves: bytes held and given free, in order. Appended to without the lock, like the next
             seven, and counted later: where caches are cold, a lock takes as long as a small copy.
         decodes: codec and seconds of each decode, by the computing thread, of a tensor without a
@@ -52,7 +49,6 @@ class Counters:
         again: bytes of each saved tensor that is computed again and has no handle.
         unread: bytes of each saved tensor that is let go, since backward does not read it.
         hits: for each tensor that was asked for first, whether it was ready or on its way.
-        n_unseen: number of the counted tensors that were saved without hooks.
         held_at_backward: bytes of device and host memory held when the last backward began.
     """
 
@@ -73,7 +69,7 @@ class Counters:
         self.again: deque[int] = deque()
         self.unread: deque[int] = deque()
         self.hits: deque[int] = deque()
-        self.n_unseen = self.held_at_backward = 0
+        self.held_at_backward = 0
         self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
         self.host_is_device = self.interrupted = False
         self.fallbacks: Counter[str] = Counter()
@@ -84,8 +80,6 @@ class Counters:
         self.prefetch_hits = 0
         self.prefetch_misses = 0
         self.exposed_s = 0.0
-        self.leaving_s = 0.0
-        self.staying_s = 0.0
         self.compile_s = 0.0
         self.guard_checks = 0
         self.guard_worst_error = 0.0

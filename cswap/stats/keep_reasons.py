@@ -29,13 +29,6 @@ REASONS: Final[dict[str, Reason]] = {
     "does_not_pay": Reason(
         "no admitted codec is worth its time", 'allow lossy="int8", or name codec='
     ),
-    "slowdown": Reason(
-        "other tensors save more bytes for a second, and the step's time limit is reached",
-        "raise slowdown=, such as 1.3",
-    ),
-    "peak": Reason(
-        "the step's peak would be no lower if it left", "none: its leaving takes time for nothing"
-    ),
     "budget": Reason(
         "among the newest tensors, which budget= or keep_last= keeps",
         "lower budget= or keep_last=",

@@ -413,6 +413,7 @@ def test_regret_is_what_the_choice_cost_above_the_best_other():
     assert found.regret_s == 0.0
 
 
+@pytest.mark.usefixtures("by_price")
 @pytest.mark.parametrize(
     "options",
     [

@@ -24,7 +24,7 @@ from cswap import cli
 
 
 @pytest.fixture
-def saved(tmp_path):
+def saved(tmp_path, by_price):
     model = torch.nn.Sequential(
         torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU()
     )

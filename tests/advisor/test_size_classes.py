@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cswap.advisor import gains as gains_module
 from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
-from cswap.advisor.gains import LEAST_ROOM, Gain, Gains
 from cswap.codecs.tolerance import EXACT
 from cswap.config import SwapConfig
 from cswap.recent import CLASSES, Recent, rough_size
@@ -39,20 +36,6 @@ def test_sizes_of_a_class_share_a_choice_and_its_row():
     assert len(advisor.explain()) == 4
 
 
-def test_the_limit_of_time_knows_each_size_that_shares_a_choice():
-    advisor = Advisor(SwapConfig(), None)
-    sizes = [N, N + N // 8]
-    for n in sizes:
-        choose(advisor, relu(n))
-    assert advisor.limit is not None
-    found = dict(advisor.limit.gains.all())
-    assert set(found) == {(0, 4 * n) for n in sizes}
-    small, large = (found[0, 4 * n] for n in sizes)
-    assert large.nbytes == pytest.approx(9 / 8 * small.nbytes)
-    assert large.seconds == pytest.approx(9 / 8 * small.seconds)
-    assert large.alike == small.alike
-
-
 def test_new_prices_count_the_bytes_of_this_tensor_and_not_of_the_one_that_was_sampled():
     advisor = Advisor(SwapConfig(), None)
     choose(advisor, relu(N))
@@ -73,17 +56,6 @@ def test_a_users_own_function_is_asked_at_every_size():
     advisor = Advisor(SwapConfig(codec=name), None)
     assert [choose(advisor, relu(n)) for n in (N, N + 1, N, N + 1)] == ["raw", "zvc"] * 2
     assert asked == [4 * N, 4 * N + 4]
-
-
-def test_gains_of_tensors_that_came_in_earlier_steps_are_forgotten():
-    gains = Gains()
-    for step in range(2000):
-        gains.step = step
-        for position in range(4):
-            gains.note((position, 4 * step), Gain(1.0, 4 * step))
-    n_recent = 4 * (gains_module.UNUSED + 1)
-    assert len(gains.recent()) == n_recent
-    assert len([*gains.all()]) <= max(LEAST_ROOM, 2 * n_recent)
 
 
 @given(st.integers(1, 1 << 40))

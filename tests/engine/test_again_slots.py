@@ -12,7 +12,6 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 import cswap
-from cswap.advisor.time_limit import TimeLimit
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved.results import MOST
@@ -22,12 +21,12 @@ from tests.engine.engines import assert_empty, engine_over_a_link
 from tests.engine.looks import look_every
 
 if TYPE_CHECKING:
-    from cswap.advisor.gains import Took
+    from cswap.engine.order.chooser import Took
 
 MODIFIED = "modified by an inplace operation"
 
 
-pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
+pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "by_price")
 
 
 def swapping():
@@ -430,19 +429,6 @@ def test_a_price_at_which_it_is_still_worth_its_time_does_not_end_it(taken, shar
         gradients(engine, one, given)
         assert engine.stats.by_codec["remat"].count == 2 + short
     assert taken == [True, short]
-
-
-def test_the_limit_of_time_can_end_it(taken, monkeypatch):
-    monkeypatch.setattr("cswap.advisor.advisor.TimeLimit.of", lambda _config: TimeLimit(1e6))
-    given = leaves()
-    with swapping() as engine:
-        for _ in range(2):
-            gradients(engine, one, given)
-        limit = engine.advisor.limit
-        limit.staying = frozenset(key for key, _ in limit.gains.all())
-        gradients(engine, one, given)
-        assert engine.stats.kept_by_reason["slowdown"] == 1
-    assert taken == [True, False]
 
 
 def test_its_time_in_the_hooks_counts_for_the_limit(monkeypatch, taken):

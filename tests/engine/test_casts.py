@@ -19,7 +19,7 @@ from cswap.engine.saved import leaves
 from cswap.engine.transfer.host_executor import HostExecutor
 from cswap.engine.trials import Trials
 
-pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
+pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "by_price")
 
 WIDTH = 256
 

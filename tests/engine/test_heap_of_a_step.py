@@ -38,11 +38,12 @@ def heap(forked):
     ("model", "options"),
     [
         ("Rectified", ZVC),  # the next test has the same programs
+        ("Recurrent", "{}"),  # trials bring back tensors with gaps
         *(
             pytest.param(model, options, marks=pytest.mark.slow)
             for model in ("Rectified", "Recurrent", "Recommender")
             for options in ("{}", ZVC)
-            if (model, options) != ("Rectified", ZVC)
+            if (model, options) not in (("Rectified", ZVC), ("Recurrent", "{}"))
         ),
     ],
 )
@@ -61,12 +62,12 @@ def test_an_activation_of_rectified_numbers_takes_half_of_its_bytes(heap):
 @pytest.mark.slow
 def test_the_peak_of_a_backward_is_no_higher_than_without(heap):
     plain, found = heap("Points", "null"), heap("Points", SLOW)
-    # The first step tries chains of operators and codecs.
-    assert max(found["peak"][1:]) <= 1.01 * max(plain["peak"])
+    # The first step tries chains of operators and codecs; the next ones encode all they can.
+    assert max(found["peak"][1:]) <= NOISE * max(plain["peak"])
     assert max(found["between"][1:]) < 0.75 * max(plain["between"])
 
 
 def test_copies_of_weights_in_a_lower_precision_are_not_held(heap):
-    plain, found = heap("Mixed", "null"), heap("Mixed", "{}")
+    plain, found = heap("Mixed", "null"), heap("Mixed", ZVC)
     assert min(plain["between"]) > 5.5  # MiB of three layers: the first needs none
     assert max(found["between"][1:]) < SMALL_MIB  # in the first, nobody knows who writes weights

@@ -76,6 +76,7 @@ def layers(n, width=256):
     return nn.Sequential(*(m for _ in range(n) for m in (nn.Linear(width, width), nn.GELU())))
 
 
+@pytest.mark.usefixtures("by_price")
 @pytest.mark.parametrize("codec", ["auto", "zvc", "raw"])
 def test_a_graph_that_is_dropped_without_a_backward_gives_everything_back(codec):
     net, x = layers(3), torch.randn(512, 256)

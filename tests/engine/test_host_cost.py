@@ -64,7 +64,7 @@ def test_python_calls_of_a_swapped_tensor(codec, most, monkeypatch):
     engine.close()
 
 
-@pytest.mark.usefixtures("no_limit")
+@pytest.mark.usefixtures("by_price")
 def test_python_calls_of_a_tensor_that_is_computed_again(monkeypatch):
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-6)
     engine = SwapEngine(SwapConfig(min_bytes=0))

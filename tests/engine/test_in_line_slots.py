@@ -317,7 +317,7 @@ def test_the_guard_can_forbid_the_codec_of_a_known_place(made):
         assert made[0] == before > 0
 
 
-@pytest.mark.usefixtures("no_limit")
+@pytest.mark.usefixtures("by_price")
 def test_training_with_the_default_codec_is_bit_equal():
     def trained(context):
         torch.manual_seed(0)

@@ -11,7 +11,7 @@ from cswap.engine.transfer.in_line import InLine
 from tests.engine.engines import assert_empty
 from tests.engine.test_again_slots import equal, gradients, leaves, swapping, twice
 
-pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
+pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "by_price")
 
 
 def chained(h, w):

@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 import cswap
-from cswap.advisor.time_limit import TimeLimit
 from cswap.engine.order.looks import EARLY, EVERY
 
 OPTIONS: dict[str, Any] = {"min_bytes": 0, "remat": False}
@@ -61,9 +60,7 @@ def test_a_tensor_that_stays_is_counted_and_no_more(asked):
         assert asked == [0, 0]
 
 
-def test_peaks_are_those_of_steps_in_which_all_is_looked_at(monkeypatch):
-    monkeypatch.setattr(TimeLimit, "look_back", lambda _: None)
-
+def test_peaks_are_those_of_steps_in_which_all_is_looked_at():
     class Both(nn.Module):
         def forward(self, x, sparse):
             return ((x * 2.0).square() + (sparse * 2.0).square()).sum()
@@ -143,21 +140,6 @@ def test_a_tensor_that_stays_and_is_written_into_raises():
         loss = model(x, write=True)
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             loss.backward()
-
-
-def test_a_tensor_that_the_limit_no_longer_keeps_leaves_at_once(monkeypatch):
-    monkeypatch.setattr(TimeLimit, "look_back", lambda _: None)  # the choices are this test's
-    model, x = Scaled(), torch.zeros(1 << 16, requires_grad=True)
-    with cswap.install(model, **OPTIONS) as handle:
-        limit = handle.engine.advisor.limit
-        assert limit is not None
-        limit.staying = frozenset({(0, x.nbytes)})
-        for _ in range(EARLY[0] + 2):
-            model(x).backward()
-        assert handle.stats.swapped == 0
-        limit.staying = frozenset()
-        model(x).backward()
-        assert handle.stats.swapped == 1
 
 
 def test_all_are_looked_at_where_a_limit_decides():

@@ -331,7 +331,7 @@ def test_exclude_holds_where_a_slot_had_another_operators_tensor(order, codec):
     assert not any(kept for _, kept in found[:STEPS])
 
 
-@pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
+@pytest.mark.usefixtures("_chains_take_no_time", "by_price")
 def test_exclude_holds_where_another_operators_tensor_was_computed_again(taken):
     h, w = leaf(512, 64), leaf(64, 64)
     expected = torch.autograd.grad((functional.gelu(h) @ w).sum(), (h, w))

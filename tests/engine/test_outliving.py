@@ -21,7 +21,7 @@ def model():
 
 
 @pytest.fixture
-def run(no_limit):
+def run(by_price):
     """Runs steps; returns how many tensors had stayed for that, before each, and the gradients."""
 
     def steps(n, *, holds, **options):
@@ -76,7 +76,7 @@ def test_an_output_that_the_program_holds_stays():
     assert kept == [0, 1, 2, 3]
 
 
-def test_a_look_at_a_node_in_forward_says_nothing(no_limit):
+def test_a_look_at_a_node_in_forward_says_nothing(by_price):
     torch.manual_seed(0)
     linear, kept = nn.Linear(64, 64), []
     nn.init.constant_(linear.bias, -1.0)
@@ -93,7 +93,7 @@ def test_a_look_at_a_node_in_forward_says_nothing(no_limit):
     assert kept == 4 * [0]
 
 
-def test_explanations_name_them(no_limit):
+def test_explanations_name_them(by_price):
     net, x = model(), batch()
     with cswap.install(net, min_bytes=0, remat=False) as handle:
         for _ in range(3):
@@ -135,7 +135,7 @@ def test_values_that_are_rounded_do_not_depend_on_who_holds_them(run, monkeypatc
     assert kept == [0, 1, 2, 3]
 
 
-def test_a_tensor_that_is_computed_again_stays_if_it_is_held(no_limit, monkeypatch):
+def test_a_tensor_that_is_computed_again_stays_if_it_is_held(by_price, monkeypatch):
     monkeypatch.setattr("cswap.engine.trials._timed", lambda *_: 1e-6)
     leaf, w = torch.randn(1024, 64, requires_grad=True), torch.randn(64, 64, requires_grad=True)
     kept = []

@@ -27,7 +27,7 @@ from tests.engine.looks import look_every
 N = 1 << 15
 
 
-pytestmark = pytest.mark.usefixtures("_chains_take_no_time")
+pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "by_price")
 
 
 class Block(torch.nn.Module):
@@ -355,7 +355,6 @@ def test_where_all_have_to_decide_alike_no_measured_rate_counts(monkeypatch):
     assert all(asked)
 
 
-@pytest.mark.usefixtures("no_limit")
 def test_a_freed_argument_is_an_error_and_no_crash():
     """A backward of a part of the graph does not run the norm, which holds the argument."""
 

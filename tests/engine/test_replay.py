@@ -308,6 +308,7 @@ def perceptron():
     return nn.Sequential(*layers), torch.randn(64, 32, requires_grad=True)
 
 
+@pytest.mark.usefixtures("by_price")
 @pytest.mark.parametrize("codec", ["raw", "zvc", "auto"])
 def test_gradients_are_bit_equal_and_all_is_counted(ordered, codec):
     model, x = perceptron()
@@ -415,7 +416,7 @@ def with_weights(layer):
     return nn.Sequential(*[each for _ in range(5) for each in (layer(), nn.ReLU())])
 
 
-@pytest.mark.usefixtures("no_limit")
+@pytest.mark.usefixtures("by_price")
 @pytest.mark.parametrize(
     "net",
     [

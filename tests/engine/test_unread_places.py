@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -143,16 +144,49 @@ def test_all_is_held_where_torch_does_not_show_what_nodes_have_saved(let_go, mon
     assert let_go == []
 
 
-def test_a_goal_has_none(let_go):
-    """It counts the bytes of every tensor."""
+@pytest.mark.parametrize("fit", [None, "min", "1GiB"])
+def test_a_goal_plans_without_them(let_go, fit):
     x, model = images(), torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.MaxPool2d(2))
     model.append(torch.nn.GELU())
-    for fit in (None, "1GiB"):
-        with cswap.install(model, min_bytes=0, fit=fit) as handle:
-            for _ in range(8):
-                model(x).square().sum().backward()
-            assert ("unread" in handle.stats.by_codec) == (fit is None)
+    plain = torch.autograd.grad(model(x).square().sum(), model.parameters())
+    with cswap.install(model, min_bytes=0, fit=fit) as handle:
+        before = 0
+        for n in range(12):
+            loss = model(x).square().sum()
+            assert all(map(torch.equal, torch.autograd.grad(loss, model.parameters()), plain))
+            count = handle.stats.by_codec["unread"].count if n else 0
+            assert count == before + (n > 0)  # as soon as it is known, and in all phases
+            before = count
+            while handle.goal.phase == "planning" and not handle._fit._planning.done:
+                time.sleep(0.001)
+        assert handle.goal.phase == "obeying"
+        step = handle._fit._chooser.step
+        assert not step.unknown_bytes
     assert let_go
+
+
+def test_one_that_was_not_proven_is_not_tried_again_by_a_goal(given_up):
+    """A loss: no later tensor leads to its node. Each plan begins with new recipes."""
+
+    class Loss(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer, self.target = torch.nn.Linear(8, 16), torch.randint(16, (64,))
+
+        def forward(self, x):
+            return F.cross_entropy(self.layer(x.relu()), self.target)
+
+    model, x = Loss(), torch.randn(64, 8, requires_grad=True)
+    plain = torch.autograd.grad(model(x), [x, *model.parameters()])
+    with cswap.install(model, min_bytes=0) as handle:
+        for _ in range(40):
+            found = torch.autograd.grad(model(x), [x, *model.parameters()])
+            assert all(map(torch.equal, found, plain))
+            while handle.goal.phase == "planning" and not handle._fit._planning.done:
+                time.sleep(0.001)
+        assert handle.goal.phase == "obeying"
+        assert handle._fit._drifts == 0
+    assert len(given_up) == 1
 
 
 def test_a_selector_of_operators_holds(let_go):
@@ -274,7 +308,7 @@ def test_another_operator_at_the_place_gets_the_values(let_go, given_up):
     assert given_up
 
 
-@pytest.mark.usefixtures("no_limit")
+@pytest.mark.usefixtures("by_price")
 def test_one_whose_node_is_not_found_stays_and_goes_the_general_way(let_go, given_up):
     x = images()
 

@@ -21,7 +21,7 @@ from tests.engine.looks import look_every
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "no_limit")
+pytestmark = pytest.mark.usefixtures("_chains_take_no_time", "by_price")
 
 STEPS = 4
 

@@ -24,7 +24,8 @@ USABLE = 1 << 30
 @pytest.fixture
 def gpu(machine, monkeypatch):
     """A stand-in for a GPU with memory for a plain step; a model is on it once it says so."""
-    monkeypatch.setattr(api, "is_on_one_gpu", lambda model: model.is_there)
+    gpu = torch.device("cuda")
+    monkeypatch.setattr(api, "one_device", lambda model: gpu if model.is_there else None)
     monkeypatch.setattr(controller, "usable_bytes", lambda _device: USABLE)
     # Between two events of the stand-in are always 2 ms.
     monkeypatch.setattr("cswap.fit.pace.NOT_PLAIN", 0.0)

@@ -8,7 +8,6 @@ import pytest
 import torch
 from torch import nn
 
-from cswap.advisor.time_limit import TimeLimit
 from cswap.engine.order.looks import EVERY
 from cswap.quiet_modules.recording import Boundary, Event, Record
 from cswap.quiet_modules.spans import lay_out
@@ -42,8 +41,8 @@ def swapped_by(handle, model, x):
 
 
 @pytest.fixture(autouse=True)
-def _unlimited(monkeypatch):
-    monkeypatch.setattr(TimeLimit, "look_back", lambda _: None)
+def _priced(by_price):
+    pass
 
 
 def test_a_model_that_saved_small_tensors_alone_is_recorded_again(install):

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from itertools import pairwise
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from cswap.config import SwapConfig
-from cswap.engine.engine import SwapEngine
 from cswap.engine.order import looks
-from cswap.engine.order.looks import Stay
 from cswap.quiet_modules.quiet_modules import QuietModules
 from tests.quiet_modules.training import (
     LARGE,
@@ -24,6 +19,8 @@ from tests.quiet_modules.training import (
     same_bits,
     settle,
 )
+
+pytestmark = pytest.mark.usefixtures("by_price")
 
 
 @pytest.fixture
@@ -129,23 +126,6 @@ def test_tensors_that_stay_do_not_come_to_the_hooks(install, monkeypatch, packs)
     assert packs[16 * 64]
 
 
-def test_a_tensor_that_the_limit_no_longer_keeps_comes_to_them(install, monkeypatch, packs):
-    training, handle = with_rare_looks(install, monkeypatch)
-    packer, limit = handle.engine.packer, handle.engine.advisor.limit
-    settle(training, packs)
-    monkeypatch.setattr(limit, "look_back", lambda: None)
-    places = packer.book.begun.places
-    number = next(n for n, place in enumerate(places) if place.stay is not None)
-    stay = places[number].stay
-    places[number].stay = dataclasses.replace(stay, reason="slowdown")
-    limit.staying = frozenset({stay.key})
-    training.step()
-    assert packs.total() <= 2
-    limit.staying = frozenset()
-    training.step()
-    assert packs.total() > 2
-
-
 def test_positions_go_on_after_tensors_that_rest(install, monkeypatch):
     training, handle = with_rare_looks(install, monkeypatch)
     order, positions = handle.engine._state.order, []
@@ -167,7 +147,6 @@ def test_modules_with_a_tensor_that_leaves_keep_their_hooks(install, packs):
     assert packs[64] > 0  # of the large ones
 
 
-@pytest.mark.usefixtures("no_limit")
 def test_inputs_of_recomputed_tensors(install, packs, monkeypatch):
     monkeypatch.setattr("cswap.advisor.advisor.Advisor.least_price", lambda *_, **__: 0.0)
     training, plain = Training(), Training()
@@ -185,7 +164,6 @@ def test_inputs_of_recomputed_tensors(install, packs, monkeypatch):
     assert not packs[4]  # the first blocks are quiet
 
 
-@pytest.mark.usefixtures("no_limit")
 @pytest.mark.parametrize("tells", [False, True])
 def test_a_torch_that_does_not_tell_tensors_from_objects(install, packs, monkeypatch, tells):
     monkeypatch.setattr("cswap.quiet_modules.quiet_modules.CAN_TELL", tells)
@@ -229,7 +207,6 @@ class Around(nn.Module):
         return self.inner(x)
 
 
-@pytest.mark.usefixtures("no_limit")
 def test_small_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
     monkeypatch.setattr("cswap.advisor.advisor.Advisor.least_price", lambda *_, **__: 0.0)
     model = nn.Sequential(nn.Flatten(0), Around(OuterProduct()), nn.GELU(), Around(nn.Tanh()))
@@ -316,19 +293,3 @@ def test_graphs_inside_of_a_forward_are_freed_in_a_recorded_call(install):
     for _ in range(STEPS):
         training.step()
         assert training.model.alive == 0
-
-
-def test_the_limit_of_time_learns_what_a_quiet_module_holds():
-    def places(keys):
-        return [SimpleNamespace(stay=Stay(0, "does_not_pay", key)) for key in keys]
-
-    engine = SwapEngine(SwapConfig())
-    packer, limit = engine.packer, engine.advisor.limit
-    assert limit is not None
-    tensors = ((1, 10), (2, 20), (3, 30))
-    engine._state.order.skip(1)  # one that begins the step
-    packer.pass_by(places(tensors))
-    assert not limit.reports.saved
-    limit.reports.wanted = True
-    packer.pass_by(places(((4, 5), *((n + 4, size) for n, size in tensors))))
-    assert [held for _, held in limit.reports.saved] == [5, 15, 35, 65]

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import cswap
-from cswap.advisor.time_limit import BY_LIMIT
 from cswap.hooks import Swapping
 from cswap.report import explain
 from cswap.stats.counters import Counters
@@ -70,7 +69,7 @@ def swapped(encoded, *, raw=100 * MIB, host_is_device=True, **kept):
 
 def test_every_reason_that_the_engine_names_has_words_and_a_remedy():
     named = {name for path in SOURCES for name in reasons_named(path)}
-    assert named | set(BY_LIMIT) == set(REASONS)
+    assert named == set(REASONS)
     assert all(reason.why and reason.remedy for reason in REASONS.values())
 
 

@@ -14,19 +14,28 @@ decides, the chooser is told (`Chooser.missed`), and it looks at the next step.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from collections import deque
     from collections.abc import Callable
 
     import torch
 
     from cswap.advisor.cost import Candidate
-    from cswap.advisor.gains import Took
     from cswap.advisor.site_history import Explanation
     from cswap.engine.saved.packed import Kept, PackedView
+    from cswap.engine.saved.unread import Unread
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.notes import Notes
+
+
+Took: TypeAlias = "deque[tuple[int, int, float]]"
+"""Position, bytes and seconds in the hooks of each tensor that has left and come back. Any thread
+may append."""
+
+MOST_TOOK: Final = 1 << 14
+"""Times that are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +95,9 @@ class Chooser(Protocol):
         """The engine is about to pack or to unpack a tensor; `packed` or `unpacked` get this."""
         ...
 
-    def packed(self, tensor: torch.Tensor, packed: Kept | PackedView, entered: Any) -> None:
+    def packed(
+        self, tensor: torch.Tensor, packed: Kept | PackedView | Unread, entered: Any
+    ) -> None:
         """A tensor was packed. Args: entered: of `enter`."""
         ...
 

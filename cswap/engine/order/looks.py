@@ -2,12 +2,11 @@
 
 Note [a tensor that stays]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~
-Where the advisor or the limit of a step's time leaves a tensor in place, it will do so in the next
-steps, too: values, prices and times change slowly. So the tensor that is saved at the same place in
-the next steps stays as well. It gets no handle, which could be swapped, and the advisor is not
-asked. It is counted, and that is all. Now and then it goes the general way again, with a new sample
-of its values, which takes 20 times as long. A tensor that the limit no longer keeps goes it at
-once: in the first thirty steps, to wait would be most of the time.
+Where the advisor leaves a tensor in place, it will do so in the next steps, too: values and prices
+change slowly. So the tensor that is saved at the same place in the next steps stays as well. It
+gets no handle, which could be swapped, and the advisor is not asked. It is counted, and that is
+all. Now and then it goes the general way again, with a new sample of its values, which takes 20
+times as long.
 
 In one step of `EVERY`, all tensors go the general way, those that have left before as well.
 
@@ -18,7 +17,10 @@ them, so nothing is gained by swapping the other.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
+
+Key: TypeAlias = tuple[int, int]
+"""Position of a tensor in its step, and its bytes: steps of several sizes may take turns."""
 
 EARLY: Final = (3, 12, 45)
 """The first steps in which tensors that stay are looked at: the first times are noisy."""
@@ -49,11 +51,11 @@ class Stay:
     Attributes:
         since: step in which that was decided.
         reason: a name in `cswap.stats.keep_reasons`.
-        key: number of the tensor in the step and bytes of its memory, by which the limit knows it.
+        key: number of the tensor in the step and bytes of its memory, by which a budget knows it.
         shares: the memory is that of another tensor, which stays.
     """
 
     since: int
     reason: str
-    key: tuple[int, int]
+    key: Key
     shares: bool = False

@@ -16,7 +16,7 @@ from cswap.engine.order.step_order import MOST_CALLS
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from cswap.advisor.gains import Key
+    from cswap.engine.order.looks import Key
 
 AT_A_TIME: Final = 3
 """Largest tensors that may be on their way over a link: a part of the budget is theirs."""

@@ -6,8 +6,8 @@ A tensor that is computed again holds no bytes: nothing is to be given back when
 serves other tensors that use the same memory, and the decision between ways to hold the tensor. So
 where the last tensor of a place was computed again, and nobody else needed its handle, the next one
 gets a `Recomputed`. The graph around it is compared with that of the last one (Note [a formula is
-recognised] in recognition.py). If it differs, if a byte has become cheaper than the tensor's time,
-or if the limit of the step's time keeps the tensor, it goes the general way.
+recognised] in recognition.py). If it differs, or if a byte has become cheaper than the tensor's
+time, it goes the general way.
 """
 
 from __future__ import annotations
@@ -114,13 +114,7 @@ class AgainSlot(Slot):
         if place.worth_at is None:
             return False
         position, least_price, _, _ = place.worth_at
-        if (
-            position != self.position  # the limit knows the tensor by another one
-            or advisor.price(self.lane.device.kind) < least_price
-        ):
-            return False
-        limit = advisor.limit if self.lane.may_keep else None
-        return limit is None or (position, self.nbytes) not in limit.staying
+        return position == self.position and advisor.price(self.lane.device.kind) >= least_price
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Recomputed | None:
         """See `Slot.take`."""

@@ -31,7 +31,6 @@ import torch
 from torch.nn import Parameter
 
 from cswap.advisor.site_history import Advice
-from cswap.advisor.time_limit import BY_LIMIT
 from cswap.dynamo import leave_alone
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.looks import last_look
@@ -50,8 +49,7 @@ from cswap.engine.sender import BY_BUDGET
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-    from cswap.advisor.gains import Key
-    from cswap.engine.order.looks import Stay
+    from cswap.engine.order.looks import Key, Stay
     from cswap.engine.packer import Packer
     from cswap.engine.replay.slot import Slot
     from cswap.engine.saved.packed import PackedView
@@ -87,15 +85,12 @@ class Replay:
         "_hits",
         "_kept_sizes",
         "_later",
-        "_limit",
         "_min_bytes",
         "_newest",
-        "_notes",
         "_pack",
         "_parameters",
         "_reclaimer",
         "_recomputer",
-        "_reports",
         "_scopes",
         "_small",
         "_state",
@@ -112,7 +107,7 @@ class Replay:
 
     def __init__(self, state: EngineState, packer: Packer, unpacker: Unpacker) -> None:
         """Args: state, packer, unpacker: the engine's."""
-        self._state, self._book, self._notes = state, packer.book, packer.notes
+        self._state, self._book = state, packer.book
         self._pack, self._unpack, self._unpacker = packer.pack, unpacker.unpack, unpacker
         self._steps, self._scopes, self._counters = state.order, state.scopes, state.counters
         self._reclaimer, self._advisor = state.reclaimer, state.advisor
@@ -121,8 +116,7 @@ class Replay:
         self._parameters, self._small = state.counters.parameters, state.counters.small
         self._kept_sizes = state.counters.kept_sizes
         self._min_bytes, self.is_plain = max(1, state.lanes.min_bytes), False
-        self._limit, self._newest = state.advisor.limit, state.newest
-        self._reports = None if self._limit is None else self._limit.reports
+        self._newest = state.newest
         self._by_role = packer.book.by_role
         self._thread = 0
         self._recomputer = state.recomputer
@@ -148,7 +142,7 @@ class Replay:
         if saving or torch.is_grad_enabled():
             has_slots = any([place.slot is not None for place in places])  # noqa: C419 - no calls
             if has_slots or any([place.stay is not None for place in places]):  # noqa: C419
-                self._notes.begin()  # it may want another kind of step
+                self._state.step_begins()  # it may want another kind of step
             self.is_plain = not self._is_special()
             if self.is_plain:
                 self._thread = get_ident()
@@ -177,8 +171,7 @@ class Replay:
         # the budget.
         if stay.reason == BY_BUDGET:
             return stay.key in newest
-        limit = self._limit if stay.reason in BY_LIMIT else None
-        return stay.since >= looked and (limit is None or stay.key in limit.staying)
+        return stay.since >= looked
 
     def tell(self) -> None:
         """Tell the advisor of the tensors that slots have taken since the last call."""
@@ -299,11 +292,7 @@ class Replay:
                     self._used.append(slot)
                 if slot.shared_use.again:
                     packed.expect_others(tensor)
-            took_s = _now() - start_s
-            owner.took_s += took_s
-            self._counters.leaving_s += took_s
-            if self._reports is not None and self._reports.wanted:
-                self._notes.saved(packed)
+            owner.took_s += _now() - start_s
         except BaseException:
             self._state.interrupted = True
             raise
@@ -317,7 +306,6 @@ class Replay:
         else:
             self._steps.position += 1
             self._stayed.append((stay.reason, stay.key[1]))
-            self._notes.saved_unseen((stay.key,))
         return kept_in_place(tensor)
 
     def _other(self, tensor: torch.Tensor, n: int) -> Kept | PackedView | Unread | WithoutHandle:
@@ -346,7 +334,7 @@ class Replay:
                 return packed.tensor
         if not isinstance(packed, (Encoded, Away, Recomputed)):
             return self._unpack(packed)
-        start_s, reports, recomputer, inputs_s = _now(), self._reports, self._recomputer, 0.0
+        start_s, recomputer, inputs_s = _now(), self._recomputer, 0.0
         if (
             packed.uses
             or packed.users > 1
@@ -357,7 +345,6 @@ class Replay:
                 and packed.lane.executor.link is None
             )
             or state.chooser is not None
-            or (reports is not None and reports.wanted)
             or _current_backward() != self._unpacker.backward
         ):
             return self._unpack(packed)
@@ -388,9 +375,7 @@ class Replay:
                 memory = packed.link.bring(packed)
                 found = memory if packed.region.slot.as_it_is else packed.view_of(memory)
             packed.uses = 1
-            took_s = _now() - start_s
-            packed.took_s += took_s - inputs_s
-            self._counters.leaving_s += took_s
+            packed.took_s += _now() - start_s - inputs_s
             took = state.took
             if took is not None:
                 took.append((packed.position, packed.nbytes, packed.took_s))

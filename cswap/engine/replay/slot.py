@@ -173,9 +173,6 @@ class CodecSlot(Slot):
         kind = self.recipe.site.kind
         if place.choice is not None:
             return self.codec.lossless or advisor.milder.allows(kind, self.codec.name)
-        limit = advisor.limit if self.lane.may_keep else None
-        if limit is not None and limit.keeps(self.position, self.nbytes):
-            return False
         notes = self.notes
         return isinstance(notes, Advice) and advisor.stands(notes, kind)
 

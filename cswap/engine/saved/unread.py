@@ -28,6 +28,7 @@ class UnreadPlace(Protocol):
 
     recipe: Recipe
     nbytes: int
+    number: int
     unread: str | None
     may_be_unread: bool
 
