@@ -39,7 +39,7 @@ INTEGRATED := .cache/integrations
 $(INTEGRATED)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(INTEGRATED)
 	$(INTEGRATED)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt \
-		-e ".[host,plan,bench,dev,transformers,lightning,accelerate]"
+		-e ".[host,bench,dev,transformers,lightning,accelerate]"
 	touch $@
 
 test-integrations: $(INTEGRATED)/.installed ## the tests of cswap.integrations, with the packages of others, in a venv of their own

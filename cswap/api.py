@@ -238,14 +238,15 @@ def _aim(
     lossy = handle.engine.advisor.may_use_lossy
     if lossy and must_agree(lossy=True):  # no measured time may choose what is rounded
         return True
-    if device.type == "cuda" and not CudaStopwatch.is_on():
-        return False
-    if not has_solver():
-        log.warning(
-            "No scipy >= 1.12: so no plan limits the time of a step. On a GPU all tensors leave; "
-            "on a CPU those leave whose bytes are worth their time. Remedy: pip install scipy."
-        )
-        return True
+    if device.type == "cuda":
+        if not CudaStopwatch.is_on():
+            return False
+        if not has_solver():
+            log.warning(
+                "No scipy >= 1.12: so no plan limits the time of a step, and every tensor leaves "
+                "that may. Remedy: pip install scipy."
+            )
+            return True
     try:
         handle.hold(FitController(model, handle.engine, asked, schedule))
     except Exception as error:

@@ -9,7 +9,7 @@ def to_install(extra: str) -> str:
     Args:
         extra: a group of optional packages of ``pyproject.toml``.
 
-    >>> to_install("plan")
-    'pip install ".[plan]" in a checkout of cswap'
+    >>> to_install("host")
+    'pip install ".[host]" in a checkout of cswap'
     """
     return f'pip install ".[{extra}]" in a checkout of cswap'

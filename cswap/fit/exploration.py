@@ -63,7 +63,7 @@ class Exploration:
         self.fullest = fullest = max(reversed(later), key=lambda step: step.raw_bytes)
         saved = self._chooser.saved(fullest)
         self.problem = Problem(saved, self._over_link(fullest, saved))
-        self.plain_s = min(max(s.step_s - s.hooks_s, 1e-9) for s in later)
+        self.plain_s = min(step.plain_s for step in later)
         self._steps.clear()
 
     def _over_link(self, step: Step, saved: list[Saved]) -> OverLink | None:
@@ -77,7 +77,7 @@ class Exploration:
         return OverLink(
             link,
             step.durations(),
-            max(step.step_s - step.hooks_s, 1e-9),
+            step.plain_s,
             step.host_ahead(),
             np.maximum(0.0, other - least),
         )

@@ -27,7 +27,7 @@ from cswap.engine.saved.unread import Unread
 from cswap.engine.transfer.handle import State
 from cswap.fit.explained import explained
 from cswap.fit.problem import DWELL, Key, Need, Saved, Way
-from cswap.fit.seen import Lap, SeenFormula, SeenTensor, Step, WayNotes
+from cswap.fit.seen import NOT_YET, Lap, SeenFormula, SeenTensor, Step, WayNotes
 from cswap.fit.way_times import WayTimes
 from cswap.pool import size_class
 
@@ -225,7 +225,9 @@ class GoalChooser:
                 self._measured(one.names[0]),
                 one.born,
                 one.first_use,
-                one.gone - 1 if one.gone > one.last_use else one.last_use + DWELL,
+                min(one.gone, step.n_moments) - 1
+                if one.gone > one.last_use
+                else one.last_use + DWELL,
                 tuple(self._needs(formula, firsts)),
                 min(max(one.left - 1, one.born), max(one.first_use - 1, one.born)),
                 formula.depth,
@@ -383,7 +385,7 @@ class GoalChooser:
         if self.unified and handle.state is State.STORED:  # autograd's from here on
             name = self._used.add(tensor.untyped_storage())
             if one is not None:
-                self._using[name] = one
+                self._using[name], one.gone = one, NOT_YET
         step.n_moments += 1
 
     def _note_gone(self, name: int) -> None:

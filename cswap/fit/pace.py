@@ -9,11 +9,11 @@ while after them. So a step without cswap says how long that takes, where there 
 else it takes as long as the others less the time that the plan adds, at the most.
 
 Where the steps are too slow, the next plan gets a smaller share of the time. Where they are fast
-for a while, a larger one again. Each time that this was too much, it waits longer. On a CPU the
-share changes by `LESS_TIME`. A GPU's steps repeat, so there it changes by as much as the time that
-they took is off (`AIM`), and comes to rest near the smallest share that was too much. Hooks of
-tensors that stay are in no plan: so a smaller share lies between that by which the steps would be
-shorter in proportion and that by which only the plan's own time would.
+for a while, a larger one again. Each time that this was too much, it waits longer. The share
+changes by as much as the time that the steps took is off (`AIM`), and comes to rest near the
+smallest share that was too much. Hooks of tensors that stay are in no plan: so a smaller share lies
+between that by which the steps would be shorter in proportion and that by which only the plan's own
+time would.
 """
 
 from __future__ import annotations
@@ -33,25 +33,31 @@ GPU it is their lower quartile: in some, the engine learns, which doubles the ho
 LEAST_TIMED: Final = 4
 """Steps before there is a time that decides."""
 
-TOO_SLOW: Final = {"cpu": 0.8, "cuda": 1.02}
-"""Share of the slowdown that steps may take, by kind of device: another plan takes some steps. On a
-CPU, caches that the engine leaves cold slow the model itself, which no hook sees."""
+ALLOWED: Final = {"cpu": 0.75, "cuda": 1.0}
+"""Share of the slowdown that steps may take by these times, by kind of device. On a CPU, caches
+that the engine leaves cold slow the model as well, in the steps, too, that say how long a plain one
+takes."""
+
+TOO_SLOW: Final = 1.02
+"""Share of that from which there is another plan, which takes some steps."""
+
+FIRST_SHARE: Final = {"cpu": 0.8, "cuda": 1.0}
+"""Of the allowed time, for the first plan, by kind of device: on a CPU, its prices are of warm
+caches."""
 
 ROUNDS: Final = {"cpu": 3, "cuda": 1}
 """Looks at a step whose quotients with the steps before decide about the time of the next plan, by
 kind of device: other programs disturb a CPU."""
 
-LESS_TIME: Final = 0.7
-"""Largest factor of the time for plans after steps that were too slow."""
-
 AIM: Final = 0.98
-"""Share of the allowed time that a GPU's next plan is to take, by the time of the last one."""
+"""Share of the allowed time that the next plan is to take, by the time of the last one."""
 
-WORTH_A_PLAN: Final = 1.15
-"""Least factor of a GPU's share: another plan takes some slow steps."""
+MORE: Final = (1.15, 1.25)
+"""Least and largest factor of the share for more time: another plan takes some slow steps, and
+where no share was too much, time does not grow in proportion."""
 
 FORGETS: Final = 1.002
-"""Factor by which the share of a GPU that was too much grows, each time that there is time left."""
+"""Factor by which the share that was too much grows, each time that there is time left."""
 
 NOT_PLAIN: Final = 0.3
 """Share of the time of an explored step without the hooks, below which no plain step is."""
@@ -83,11 +89,11 @@ class Pace:
         self.plain_s: float | None = None
         self.was_plain = False
         self._added_s = 0.0
-        self.share = self._most_share = min(1.0, TOO_SLOW[kind])
+        self.share = FIRST_SHARE[kind]
         self._patience = self._wait = 0  # decisions before a plan gets more time again
         self._steps: deque[Step] = deque(maxlen=TIMED[kind])
         self._kind = kind
-        self._too_much = math.inf  # the smallest share that was, on a GPU
+        self._too_much = math.inf  # the smallest share that was
         self._fine = 0.0  # the latest that was not
         self._quotients: deque[float] = deque(maxlen=ROUNDS[kind])  # of those and a plain step
 
@@ -104,7 +110,7 @@ class Pace:
         if not step.looked or step.changed or not obeys:
             self._steps.append(step)  # a GPU may not have come to its end yet
         if step.looked and obeys and len(self._steps) >= LEAST_TIMED:
-            took_s, plain_s = self.step_s or 0.0, step.step_s - step.hooks_s
+            took_s, plain_s = self.step_s or 0.0, step.plain_s
             if self._kind == "cuda":
                 least_s, most_s = NOT_PLAIN * plain_s, min(plain_s, self.plain_s or plain_s)
                 plain_s = max(least_s, min(most_s, took_s - self._added_s))
@@ -129,7 +135,7 @@ class Pace:
 
     def explore(self) -> None:
         """The next steps are explored: of their times, nothing is known."""
-        self.share, self._too_much, self._fine = self._most_share, math.inf, 0.0
+        self.share, self._too_much, self._fine = FIRST_SHARE[self._kind], math.inf, 0.0
 
     def begin_plan(self, added_s: float) -> None:
         """The next steps obey another plan. Args: added_s: seconds that it adds to a step."""
@@ -143,7 +149,11 @@ class Pace:
 
     def allowed_s(self, slowdown: float) -> float:
         """Seconds that the next plan may add to a step. Args: slowdown: see `changes`."""
-        return (slowdown - 1) * (self.plain_s or 0.0) * self.share
+        return self._allowed(slowdown) * (self.plain_s or 0.0) * self.share
+
+    def _allowed(self, slowdown: float) -> float:
+        # Over a plain step's time.
+        return ALLOWED[self._kind] * (slowdown - 1)
 
     def changes(self, slowdown: float) -> bool:
         """Decide about the share, if enough steps were timed; whether it has changed.
@@ -155,35 +165,34 @@ class Pace:
             return False
         took = statistics.median(self._quotients)
         self._quotients.clear()
-        too_slow = 1 + TOO_SLOW[self._kind] * (slowdown - 1)
+        allowed = self._allowed(slowdown)
+        too_slow = 1 + TOO_SLOW * allowed
         if took > too_slow and self.share > LEAST_SHARE:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
-            self.share = max(LEAST_SHARE, self._less(slowdown, took) * self.share)
+            self.share = max(LEAST_SHARE, self._less(allowed, took) * self.share)
             return True
         if took <= too_slow:
             self._fine = self.share
-        if self.share < self._most_share and took < 1 + NEAR * self._most_share * (slowdown - 1):
+        if self.share < 1 and took < 1 + NEAR * allowed:
             self._wait -= 1
-            more = self._more(slowdown, took)
-            if self._wait < 0 and more >= WORTH_A_PLAN:
-                self.share = min(self._most_share, more * self.share)
+            more = self._more(allowed, took)
+            if self._wait < 0 and more >= MORE[0]:
+                self.share = min(1.0, more * self.share)
                 return True
         return False
 
-    def _less(self, slowdown: float, took: float) -> float:
+    def _less(self, allowed: float, took: float) -> float:
         # Factor of the share, where steps took so many times the plain one.
-        if self._kind == "cpu":
-            return LESS_TIME
         self._too_much = min(self._too_much, self.share)
         fine, self._fine = self._fine, 0.0
         # Either the plan takes a multiple of its time, or something besides it takes some.
-        too_long = (took - 1) / (slowdown - 1)
+        too_long = (took - 1) / allowed
         less = (AIM / too_long + max(0.0, 1 - (too_long - AIM) / self.share)) / 2
         return max(less, fine / self.share) if fine < self.share else less
 
-    def _more(self, slowdown: float, took: float) -> float:
-        if self._kind == "cpu":
-            return 1 / LESS_TIME
-        between = (self.share + self._too_much) / 2 / self.share
+    def _more(self, allowed: float, took: float) -> float:
+        most = MORE[1]
+        if math.isfinite(self._too_much):
+            most = (self.share + self._too_much) / 2 / self.share
         self._too_much *= FORGETS
-        return min(between, AIM * (slowdown - 1) / max(took - 1, 1e-9))
+        return min(most, AIM * allowed / max(took - 1, 1e-9))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import MOST_SHOWN, shown
 from cswap.errors import BudgetError, ConfigError, HardwareError
-from cswap.install_hint import to_install
 from cswap.plan.hardware import load_hardware
 from cswap.plan.policy_tools.problem import Problem, silent
 from cswap.plan.policy_tools.search import interruptible
@@ -253,7 +252,7 @@ def _module(policy: str) -> Any:
         known = ", ".join(POLICIES)
         raise ConfigError(f"policy={shown(policy)}: no such policy.{hint} Known: {known}.")
     if not _installed(package := NEEDS.get(policy, "cswap")):
-        raise ConfigError(f"policy={policy!r}: needs {package}: {to_install('plan')}.")
+        raise ConfigError(f"policy={policy!r}: needs {package}: pip install {package}.")
     return importlib.import_module(POLICIES[policy])
 
 

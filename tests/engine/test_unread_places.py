@@ -148,12 +148,13 @@ def test_all_is_held_where_torch_does_not_show_what_nodes_have_saved(let_go, mon
 def test_a_goal_plans_without_them(let_go, fit):
     x, model = images(), torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), torch.nn.MaxPool2d(2))
     model.append(torch.nn.GELU())
-    plain = torch.autograd.grad(model(x).square().sum(), model.parameters())
+    plain = torch.autograd.grad(model(x).square().sum(), [*model.parameters()])
+    handle: Any
     with cswap.install(model, min_bytes=0, fit=fit) as handle:
         before = 0
         for n in range(12):
             loss = model(x).square().sum()
-            assert all(map(torch.equal, torch.autograd.grad(loss, model.parameters()), plain))
+            assert all(map(torch.equal, torch.autograd.grad(loss, [*model.parameters()]), plain))
             count = handle.stats.by_codec["unread"].count if n else 0
             assert count == before + (n > 0)  # as soon as it is known, and in all phases
             before = count
@@ -178,6 +179,7 @@ def test_one_that_was_not_proven_is_not_tried_again_by_a_goal(given_up):
 
     model, x = Loss(), torch.randn(64, 8, requires_grad=True)
     plain = torch.autograd.grad(model(x), [x, *model.parameters()])
+    handle: Any
     with cswap.install(model, min_bytes=0) as handle:
         for _ in range(40):
             found = torch.autograd.grad(model(x), [x, *model.parameters()])

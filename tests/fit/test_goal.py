@@ -13,7 +13,7 @@ import torch
 import cswap
 from cswap.config import parse_bytes
 from cswap.errors import ConfigError, GoalError
-from cswap.fit.pace import TOO_SLOW
+from cswap.fit.pace import FIRST_SHARE
 
 STEPS = 12
 
@@ -251,14 +251,15 @@ def test_a_step_that_is_too_slow_gets_a_plan_with_less_time(make_training, insta
         train(training, n)
         share.append(handle._fit._pace.share)
 
-    trains(1.0, 1.0, 30)
-    assert handle.goal.plans == 1
+    trains(1.0, 1.0, 60)
+    assert handle.goal.plans == 2  # there was time left
     trains(3.0, 3.0, 40)  # the machine is busy, and both take longer
-    assert handle.goal.plans == 1
+    assert handle.goal.plans == 2
     trains(3.0, 9.0, 40)
-    assert handle.goal.plans > 1
-    trains(1.0, 1.0, 120)
-    assert share[0] == share[1] == share[3] == TOO_SLOW["cpu"] > share[2]
+    assert handle.goal.plans > 2
+    trains(1.0, 1.0, 160)
+    assert FIRST_SHARE["cpu"] < share[0] == share[1] == 1.0
+    assert share[2] < 0.5 < 0.8 < share[3] < 1.0
 
 
 def test_a_larger_batch_gets_a_plan_of_its_size_that_holds(make_training, sizes, install):
