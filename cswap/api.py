@@ -126,7 +126,7 @@ class InstallHandle(RemovedAtExit):
         if self._fit is None:
             raise ConfigError(
                 "curve: there is no goal. Remedy: cswap.install(model, fit=...), and train some "
-                "steps. A GPU's goal by default begins with the first one."
+                "steps. A goal by default begins with the first one."
             )
         return self._fit.curve(goals)
 

@@ -296,11 +296,10 @@ class SwapConfig:
         schedule: path or text of a schedule that a run with the same goal has saved (docs/fit.md):
             it is obeyed from the first step on, and no step is explored. Needs a goal.
         slowdown: longest step, over that without cswap; default 1.1. With ``fit="min"``: the goal's
-            limit, as it is of a model on a GPU without ``fit`` (docs/fit.md). On a CPU alone: of
-            swapping. If ``policy``, ``codec``, ``plan``, ``budget``, ``host_limit`` or
-            ``spill_dir`` says what has to leave, there is none; nor with ``lossy`` by default. On a
-            CPU, a higher limit is also a higher price of a byte: codecs that take more time for
-            fewer bytes are chosen.
+            limit, as it is of a model without ``fit`` (docs/fit.md). If ``policy``, ``codec``,
+            ``plan``, ``budget``, ``host_limit`` or ``spill_dir`` says what has to leave, there is
+            none; nor with ``lossy`` by default. Without a model on a CPU, a higher one is a higher
+            price of a byte: codecs that take more time for fewer bytes are chosen.
 
     Raises:
         ConfigError: an option has a wrong value.

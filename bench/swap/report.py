@@ -27,8 +27,8 @@ NOTE: Final = (
     "quotients of like steps, with quartiles. Peak saved: most bytes that saved tensors held in a "
     "step, copies included. Heap: growth of all memory allocated. On a CPU the host's memory is "
     "the device's: save_on_cpu makes one copy from host to host, of parameters too, and gives that "
-    "to backward; memcpy is the copies alone, there and back, with no step. slowdown=10: without "
-    "the limit of a step's time."
+    "to backward; memcpy is the copies alone, there and back, with no step. slowdown=10: the least "
+    "memory that ten times the time allows."
 )
 COLOURS: Final = {
     "off": BLACK,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import torch
 
+from cswap.advisor.live_costs import UNREAD
 from cswap.codecs.base import checked_bound
 from cswap.codecs.registry import get_codec
 from cswap.dynamo import leave_alone
@@ -231,12 +232,14 @@ class SwapEngine:
     def explain(self) -> list[Explanation]:
         """Every call site with its profile, the candidates with their cost, and the choice.
 
-        With a goal that has a plan, every tensor of the plan instead, with the ways to hold it.
+        With a goal that has a plan, every tensor of the plan instead, with the ways to hold it, and
+        those that backward does not read.
         """
         self._replay.tell()
+        decided = self.advisor.explain()
         if (goal := self._state.goal) is not None and (found := goal.explained()):
-            return found
-        return [self._state.outliving.explained(found) for found in self.advisor.explain()]
+            return [*found, *(one for one in decided if one.codec == UNREAD)]
+        return [self._state.outliving.explained(found) for found in decided]
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write statistics and decisions to a JSON file, for ``cswap explain PATH``.

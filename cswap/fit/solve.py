@@ -65,6 +65,10 @@ NEAR: Final = 1.05
 MOST_TRIES: Final = 4
 """Limits of the program, each smaller than the one before, until its plan holds the one asked."""
 
+OFF_PEAK: Final = 0.25
+"""Worth of a byte at all moments of a step, over that of one at its peak, where host memory is
+device memory: nobody knows there when the program itself holds the most."""
+
 MOST_BYTES: Final = 1e15
 """A limit that holds nothing down."""
 
@@ -352,6 +356,8 @@ class _Table:
         upper = np.concatenate([np.ones(n), [most, MS * limit_s]])
         cost = np.zeros(n_columns)
         cost[n : n + 2] = (1.0, tiny) if least_bytes else (0.0, 1.0)
+        if math.isfinite(limit_s) and link is None:
+            cost[:n] = OFF_PEAK * self._mean_bytes()
         lower, whole = np.zeros(n_columns), np.arange(n_columns) < n
         if link is not None:
             upper = np.append(upper, link.upper)
@@ -409,6 +415,11 @@ class _Table:
             values = np.unique(values, axis=1) if alone else values
             slot = np.arange(values.shape[1])
         return values[:-1].T, values[-1], slot
+
+    def _mean_bytes(self) -> NDArray[np.float64]:
+        # [variables] in MiB, over all moments.
+        problem = self._problem
+        return np.array([problem.bytes_of(v.index, v.way).mean() / MIB for v in self._variables])
 
     def _once(self) -> list[tuple[int, int]]:
         # (tensor, variable) where the variable decides about the tensor: one of them does.

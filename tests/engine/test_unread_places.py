@@ -161,8 +161,9 @@ def test_a_goal_plans_without_them(let_go, fit):
             while handle.goal.phase == "planning" and not handle._fit._planning.done:
                 time.sleep(0.001)
         assert handle.goal.phase == "obeying"
-        step = handle._fit._chooser.step
-        assert not step.unknown_bytes
+        assert not handle._fit._chooser.step.unknown_bytes
+        (explained,) = (one for one in handle.engine.explain() if one.codec == "unread")
+        assert explained.nbytes == 2 * 3 * 6 * 6 * 4
     assert let_go
 
 
