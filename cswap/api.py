@@ -84,7 +84,11 @@ class InstallHandle(RemovedAtExit):
 
     @property
     def goal(self) -> Goal | None:
-        """The memory goal as it stands; None without ``fit``, unless the model is on a GPU."""
+        """The memory goal as it stands; None: there is none.
+
+        Without ``fit``, a model has one from its first step on, where no option says what has to
+        leave (docs/fit.md).
+        """
         return None if self._fit is None else self._fit.goal
 
     @property

@@ -259,7 +259,7 @@ class SwapConfig:
             of norms is coarser than ``fp16``; some tensors stay exact (docs/lossy.md).
         min_bytes: smaller tensors stay in place; default 64 KiB on a CPU, 1 MiB on CUDA.
         budget: bytes of device memory that saved tensors may keep; the tensors saved last stay.
-            Default: no such bound; prices, the limit of time or a goal decide alone.
+            Default: no such bound; a goal or prices decide alone.
         host_limit: bytes of host memory for encodings. Beyond it, encodings go to ``spill_dir``, or
             the tensor stays. Default: no limit.
         spill_dir: existing directory for the disk tier; default: no disk tier.

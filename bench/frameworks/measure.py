@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from cswap.api import InstallHandle
 
 N_SETTLING: Final = 8
-"""Steps that are not counted: kernels are compiled, cswap learns the order of the tensors, and the
-limit of its time chooses."""
+"""Steps that are not counted: kernels are compiled, and cswap explores and plans."""
 
 N_LOOKS: Final = 3
 """Steps in which held bytes are measured; the median counts."""

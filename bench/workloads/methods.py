@@ -116,7 +116,7 @@ OFF: Final = "off"
 """The oracle's name where everything is measured on the CPU."""
 
 UNLIMITED: Final = Method("cswap lossless slowdown=10", options={"slowdown": 10.0})
-"""All that is worth its price leaves, however long the step gets: least memory without loss."""
+"""The least memory without loss that ten times the time of a step allows."""
 
 ON_CPU: Final = {
     OFF: replace(METHODS[0], name=OFF),

@@ -63,7 +63,8 @@ if TYPE_CHECKING:
     from cswap.fit.solve import Found
 
 MOST_WAITED: Final = 3
-"""Forwards without a backward before the next one, after which nobody holds a goal by default."""
+"""Forwards without a backward before the next one, without a step of one forward between them,
+after which nobody holds a goal by default."""
 
 SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
@@ -140,6 +141,7 @@ class FitController:
         self._smallest_bytes: int | None = None
         self._last_resort: LastResort | None = None
         self._plans = self._since = self._repriced = self._drifts = self._waited = 0
+        self._waits = False  # the step that runs has several forwards
         self._compares = False  # the plan that is being made with the one that is obeyed
         self._timed: list[FitPlan] = []
         self._steps_s: list[tuple[FitPlan, float]] = []  # of a GPU, that obeyed these plans
@@ -224,28 +226,42 @@ class FitController:
         self._plain.end()
         self._engine.spare_memory(spares=False)
         self._resident.remove()
+        self.used.forget()
 
     # -------------------------------------------------------------------- steps
 
     def _begin_step(self) -> None:
-        model = self._model()
-        if model is None or not torch.is_grad_enabled() or torch.compiler.is_compiling():
+        if self._model() is None or torch.compiler.is_compiling():
             return
         chooser, step = self._chooser, self._chooser.step
         if not chooser.is_on:
             chooser.skip()
             return
-        if step.began is None:  # it was skipped
+        evaluates = not torch.is_grad_enabled()
+        if step.began is not None:
+            if evaluates and step.waits:
+                return
+            chooser.end_step()
+            self.used.settle()
+            if step.waits:  # the next forward belongs to the same step
+                self._wait()
+                return
+            self._end(step)
+            if self._phase == "given up":
+                return
+        if evaluates:  # it may take gradients inside, which are of no step
+            chooser.skip()
+        else:
             chooser.look()
-            return
-        chooser.end_step()
-        self.used.settle()
-        if step.waits:  # the next forward belongs to the same step
-            chooser.several_forwards = True
-            self._waited += 1
-            if self._asked.by_default and self._waited >= MOST_WAITED:
-                self._give_up("several forwards come before a backward")
-            return
+
+    def _wait(self) -> None:
+        # A forward has begun before the backward of the last one.
+        self._chooser.several_forwards = self._waits = True
+        self._waited += 1
+        if self._asked.by_default and self._waited >= MOST_WAITED:
+            self._give_up("several forwards come before a backward")
+
+    def _end(self, step: Step) -> None:
         self._note(step)
         if self._phase == "timing":
             if self._plain.note(step):
@@ -256,9 +272,6 @@ class FitController:
             self._look_back(step)
         elif self._asked.of_device:  # unreachable, which was no error
             self._explore_if_drifted(step)
-        if self._phase == "given up":
-            return
-        chooser.look()
 
     def _note(self, step: Step) -> None:
         # The memory and the time of a step that has ended.
@@ -267,6 +280,9 @@ class FitController:
             total = self._meter.take(saved + step.small_bytes)
         if not step.n_uses:
             return
+        if not self._waits:
+            self._waited, self._chooser.several_forwards = 0, False
+        self._waits = False
         self._since += 1
         self._pace.note(step, obeys=self._phase in _OBEYS)
         if total is None:
@@ -334,7 +350,8 @@ class FitController:
             self._drifts += 1
             if self._drifts > MOST_DRIFTS:
                 self._phase = "changing"
-                log.warning(
+                say = log.info if self._asked.by_default else log.warning
+                say(
                     "fit: steps save other tensors again and again. The goal is held as far as the "
                     "last plan goes; handle.goal says whether it is."
                 )
@@ -472,7 +489,7 @@ class FitController:
             log.warning("schedule: it was made for %s. Steps are explored.", other)
             return
         self._exploration, self._other = None, float(schedule.other_bytes)
-        self._pace.plain_s = schedule.plain_s  # until steps say it anew
+        self._pace.plain_s, self._pace.share = schedule.plain_s, 1.0  # until steps say it anew
         self._obey(schedule.plan)
 
     def _explore(self) -> None:

@@ -58,9 +58,9 @@ class Asked:
 
     @staticmethod
     def without_fit(config: SwapConfig) -> Asked | None:
-        """The goal of a GPU without ``fit``; None: the options say what has to leave.
+        """The goal without ``fit``; None: the options say what has to leave.
 
-        As on a CPU, a lossy codec without ``slowdown`` says that bytes matter more than time.
+        A lossy codec without ``slowdown`` says that bytes matter more than time.
         """
         names = [
             name for name in _EXCLUDED_BY_FIT if getattr(config, name) != _EXCLUDED_BY_FIT[name]

@@ -216,28 +216,31 @@ class GoalChooser:
         self.times.forget()
 
     def saved(self, step: Step) -> list[Saved]:
-        """The tensors of an explored step that backward used, with their ways as measured."""
+        """The tensors of an explored step that backward used, with their ways as measured.
+
+        Those that it did not use, as of an output that is not in the loss, are held to its end.
+        """
         firsts = {one.names[0]: one for one in step.seen.values()}
-        return [
-            Saved(
+        end, found = step.n_moments - 1, []
+        for one in step.seen.values() if step.n_uses else ():
+            name = one.names[0]
+            formula, known = self._formulas.get(name, NO_FORMULA), self._ways[name]
+            first, last = one.first_use or end, one.last_use or end
+            gone = min(one.gone, end + 1) - 1 if one.gone > last else last + DWELL
+            saved = Saved(
                 tuple(one.names),
                 known.nbytes,
-                self._measured(one.names[0]),
+                self._measured(name),
                 one.born,
-                one.first_use,
-                min(one.gone, step.n_moments) - 1
-                if one.gone > one.last_use
-                else one.last_use + DWELL,
+                first,
+                gone,
                 tuple(self._needs(formula, firsts)),
-                min(max(one.left - 1, one.born), max(one.first_use - 1, one.born)),
+                min(max(one.left - 1, one.born), max(first - 1, one.born)),
                 formula.depth,
                 formula.product,
-            ).of_size(one.nbytes)
-            for one in step.seen.values()
-            if one.last_use
-            for formula in [self._formulas.get(one.names[0], NO_FORMULA)]
-            for known in [self._ways[one.names[0]]]
-        ]
+            )
+            found.append(saved.of_size(one.nbytes))
+        return found
 
     @staticmethod
     def _needs(formula: SeenFormula, firsts: Mapping[Key, SeenTensor]) -> Iterator[Need]:
@@ -363,10 +366,6 @@ class GoalChooser:
         self.step.n_uses += 1
         if self.unified:
             self.step.ended = self._watch.mark()
-
-    def saved_at(self, address: int) -> SeenTensor | None:
-        """The tensor of this step whose storage was at this address when it was saved."""
-        return self._by_address.get(address)
 
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, entered: Entered) -> None:
         """See `Chooser`."""

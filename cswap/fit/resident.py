@@ -27,7 +27,15 @@ class Resident:
         self._optimizers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._counted: tuple[int, int] | None = None
         self._has_lazy = False  # parameters that have no sizes yet
-        self._hook = register_optimizer_step_post_hook(self._note)
+        me = weakref.ref(self)  # torch holds its hooks for ever
+
+        def note(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+            resident = me()
+            if resident is not None:
+                resident.note(optimizer)
+
+        self._hook = register_optimizer_step_post_hook(note)
+        weakref.finalize(self, self._hook.remove)
 
     @property
     def nbytes(self) -> int:
@@ -61,7 +69,8 @@ class Resident:
         """Hear of optimizers no longer."""
         self._hook.remove()
 
-    def _note(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def note(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer has made a step."""
         if optimizer in self._optimizers:
             return
         model = self._model()

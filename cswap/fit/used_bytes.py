@@ -90,15 +90,22 @@ class UsedBytes:
         finally:  # torch ends it by an exception once all is there that is needed
             self.most_bytes = max(self.most_bytes, nbytes)
 
+    def forget(self) -> None:
+        """Count none any more: nobody settles them from here on."""
+        known, self._known = self._known, {}
+        self._gone.clear()
+        self._counters.hold(device=-sum(one.nbytes for one in known.values()))
+
     def settle(self) -> None:
         """Take off those that are gone."""
         while self._gone:
             gone = self._gone.popleft()
             if not isinstance(gone, _Storage):
                 raise InternalError(f"{gone!r} is no reference to a storage")
-            self._known.pop(gone.name, None)
-            self.on_gone(gone.name)
-            self._counters.hold(device=-gone.nbytes)
+            if self._known.get(gone.name) is gone:
+                del self._known[gone.name]
+                self.on_gone(gone.name)
+                self._counters.hold(device=-gone.nbytes)
 
 
 def storage_of(x: object) -> torch.UntypedStorage | None:

@@ -41,7 +41,9 @@ REASONS: Final[dict[str, Reason]] = {
         "its module or operator is excluded, or not included", "change exclude= or include="
     ),
     "plan": Reason("the plan keeps it", "plan for a smaller budget, or install without plan="),
-    "goal": Reason("the memory goal leaves room for it", "ask for less with fit="),
+    "goal": Reason(
+        "the memory goal leaves room for it", "ask for less with fit=, or for more time, slowdown="
+    ),
     "host_limit": Reason("no room in host memory", "raise host_limit=, or name a spill_dir="),
     "disk": Reason(
         "the disk tier was full or could not be written", "raise spill_limit=, or free the disk"
