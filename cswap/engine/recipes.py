@@ -81,7 +81,7 @@ class Place:
 
     def forget_ways(self) -> None:
         """Forget how the last tensor went: the next one goes another way."""
-        self.stay = self.slot = self.shared_use = self.saved_by = self.choice = None
+        self.stay = self.slot = self.shared_use = self.saved_by = None
 
     def note(self, remat: Remat | None) -> None:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""

@@ -59,8 +59,7 @@ class Exploration:
             self._again = problem.computed_again()
             return
         later = self._steps[1:]
-        # Of equal ones the last: it knows which tensors backward does not read.
-        self.fullest = fullest = max(reversed(later), key=lambda step: step.raw_bytes)
+        self.fullest = fullest = max(later, key=lambda step: step.raw_bytes)
         saved = self._chooser.saved(fullest)
         self.problem = Problem(saved, self._over_link(fullest, saved))
         self.plain_s = min(step.plain_s for step in later)

@@ -27,7 +27,7 @@ from cswap.engine.saved.unread import Unread
 from cswap.engine.transfer.handle import State
 from cswap.fit.explained import explained
 from cswap.fit.problem import DWELL, Key, Need, Saved, Way
-from cswap.fit.seen import NOT_YET, Lap, SeenFormula, SeenTensor, Step, WayNotes
+from cswap.fit.seen import Lap, SeenFormula, SeenTensor, Step, WayNotes
 from cswap.fit.way_times import WayTimes
 from cswap.pool import size_class
 
@@ -226,7 +226,7 @@ class GoalChooser:
             name = one.names[0]
             formula, known = self._formulas.get(name, NO_FORMULA), self._ways[name]
             first, last = one.first_use or end, one.last_use or end
-            gone = min(one.gone, end + 1) - 1 if one.gone > last else last + DWELL
+            gone = one.gone - 1 if one.gone > last else last + DWELL
             saved = Saved(
                 tuple(one.names),
                 known.nbytes,
@@ -384,7 +384,7 @@ class GoalChooser:
         if self.unified and handle.state is State.STORED:  # autograd's from here on
             name = self._used.add(tensor.untyped_storage())
             if one is not None:
-                self._using[name], one.gone = one, NOT_YET
+                self._using[name] = one
         step.n_moments += 1
 
     def _note_gone(self, name: int) -> None:

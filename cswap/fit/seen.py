@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from cswap.engine.saved.unread import Unread
     from cswap.fit.problem import Key
 
-NOT_YET: Final = 1 << 60
-"""A moment after all others."""
-
 UNSEEN_S: Final = 10e-6
 """Seconds of a saved tensor on a CPU that no hook sees: torch's calls of hooks, hooks of modules,
 kernels of the model that find the caches cold. On seven models it was 19 to 75 us."""
@@ -82,8 +79,7 @@ class SeenTensor:
         born: moment of the first.
         first_use: moment; 0: not yet.
         last_use: likewise.
-        gone: moment at which autograd had let go of it, or `NOT_YET`: a compiled graph's node asks
-            for all of its tensors, and lets go of none before it ends. 0: nobody looks.
+        gone: moment at which autograd had let go of it; 0: not seen.
         left: moment at which forward had let go of its memory; 0: not seen.
     """
 
