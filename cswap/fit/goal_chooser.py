@@ -238,6 +238,7 @@ class GoalChooser:
                 min(max(one.left - 1, one.born), max(first - 1, one.born)),
                 formula.depth,
                 formula.product,
+                one.part_of,
             )
             found.append(saved.of_size(one.nbytes))
         return found
@@ -485,7 +486,8 @@ class GoalChooser:
 
     def _see(self, handle: Handle, name: Key) -> SeenTensor:
         step = self.step
-        one = SeenTensor([name], handle.raw_nbytes, step.n_moments)
+        part_of = 0 if handle.whole else handle.storage_key
+        one = SeenTensor([name], handle.raw_nbytes, step.n_moments, part_of=part_of)
         step.seen[handle.step, handle.position] = one
         step.n_moments += 1
         return one

@@ -114,6 +114,8 @@ class Saved:
         left: last moment at which forward itself holds its memory; 0: that of its save.
         depth: number of operators in a row that compute it again, if its inputs are there.
         product: whether a matrix product or a convolution is one of these.
+        part_of: number of the storage of which it is a part, in the step; 0: it is the whole of
+            one. Parts stay all or leave all: a storage is there as long as one of its parts.
     """
 
     names: tuple[Key, ...]
@@ -126,6 +128,7 @@ class Saved:
     left: int = 0
     depth: int = 1
     product: bool = False
+    part_of: int = 0
 
     @property
     def recomputable(self) -> bool:

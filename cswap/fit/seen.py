@@ -81,6 +81,7 @@ class SeenTensor:
         last_use: likewise.
         gone: moment at which autograd had let go of it; 0: not seen.
         left: moment at which forward had let go of its memory; 0: not seen.
+        part_of: see `cswap.fit.problem.Saved`.
     """
 
     names: list[Key]
@@ -90,6 +91,7 @@ class SeenTensor:
     last_use: int = 0
     gone: int = 0
     left: int = 0
+    part_of: int = 0
 
 
 class Lap(NamedTuple):

@@ -348,6 +348,9 @@ class _Table:
             cells = [(row, column) for row, columns in enumerate(apart) for column in columns]
             most_of = np.array([len(columns) - 1.0 for columns in apart])
             constraints.append(rows(ones(cells), below=most_of))
+        if together := self._together():
+            row = csr_array(np.vstack([np.eye(n)[a] - np.eye(n)[b] for a, b in together]))
+            constraints.append(rows(row, below=0.0, above=0.0))
         if link is None:
             constraints.append(rows(np.append(added, [0.0, -1.0])[None, :], below=0.0))
         else:
@@ -431,6 +434,16 @@ class _Table:
         again = {v.index: c for c, v in enumerate(self._variables) if v.way.action == REMAT}
         chains = self._problem.too_deep
         return [[again[i] for i in chain] for chain in chains if chain <= again.keys()]
+
+    def _together(self) -> list[tuple[int, int]]:
+        # Pairs of variables that are equal: parts of one storage stay all, or leave all.
+        found, firsts = [], dict[int, int]()
+        for column, v in enumerate(self._variables):
+            part_of = self._problem.saved[v.index].part_of
+            if part_of and v.way.action == KEEP:
+                first = firsts.setdefault(part_of, column)
+                found += [(first, column)] if first != column else []
+        return found
 
     def _plan(self, x: NDArray[np.float64]) -> FitPlan:
         n = len(self._variables)

@@ -308,3 +308,28 @@ def test_a_node_that_asks_for_several_tensors_holds_all_of_them_to_its_end():
         assert len(apart) >= 4
         assert len({one.last for one in apart}) == 1
         assert len({one.first_use for one in apart}) == len(apart)
+
+
+def test_parts_that_count_for_themselves_are_known_for_parts_of_one_storage():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(64, 192)
+
+        def forward(self, x):
+            one, two, _ = torch.unsafe_chunk(self.layer(x), 3, 1)
+            three = torch.unsafe_chunk(self.layer(2 * x), 3, 1)[0]
+            return one.sin() + two.sin() + three.sin()
+
+    model, x = Net(), torch.randn(64, 64)
+
+    def loss():
+        return model(x).square().sum()
+
+    wanted = gradients(model, loss)
+    handle: Any
+    with cswap.install(model, min_bytes=0) as handle:
+        train(handle, model, loss, wanted)
+        one, two, three = (s.part_of for s in handle._fit._problem.saved if s.part_of)
+        assert one == two != three
+        assert handle.goal.phase == "obeying"

@@ -263,3 +263,16 @@ def test_the_smallest_plans_can_be_kept_and_the_first_is_nearly_the_smallest(see
 
 def way_of(problem, decided):
     return next(w for w in problem.saved[decided.number].ways if w.action == decided.action)
+
+
+def test_parts_of_a_storage_stay_all_or_leave_all():
+    def one(n, part_of, added_s):
+        ways = (Way("keep", 8 << 20, 0.0), Way("zvc", 1 << 20, added_s))
+        return Saved((Key("", torch.float32, n),), 8 << 20, ways, n, 20, 20, part_of=part_of)
+
+    # The turn is full: there is one more tensor that cannot leave.
+    last = Saved((Key("", torch.float32, 4),), 64 << 20, (Way("keep", 64 << 20, 0.0),), 9, 10, 10)
+    for limit_s, leave in ((1.5e-3, {3}), (2.5e-3, {1, 2}), (3.5e-3, {1, 2, 3})):
+        saved = [one(1, 7, 1e-3), one(2, 7, 1e-3), one(3, 0, 1.2e-3), last]
+        found = within_time(Problem(saved), limit_s)
+        assert {k.nth for k, d in found.decided.items() if d.action != "keep"} == leave
