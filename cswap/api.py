@@ -255,8 +255,6 @@ def _aim(
         handle.hold(FitController(model, handle.engine, asked, schedule))
     except Exception as error:
         log.warning("No goal by default (%s): no plan limits the time of a step.", error)
-        return True
-    _warn_of_ranks(handle.engine)
     return True
 
 

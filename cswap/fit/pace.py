@@ -41,7 +41,7 @@ takes."""
 TOO_SLOW: Final = 1.02
 """Share of that from which there is another plan, which takes some steps."""
 
-FIRST_SHARE: Final = {"cpu": 0.8, "cuda": 1.0}
+FIRST_SHARE: Final = {"cpu": 0.5, "cuda": 1.0}
 """Of the allowed time, for the first plan, by kind of device: on a CPU, its prices are of warm
 caches."""
 
