@@ -14,6 +14,7 @@ from torch.optim.optimizer import _global_optimizer_post_hooks
 
 import cswap
 from cswap.fit.drift import Drift
+from cswap.fit.pace import Pace
 from tests.engine.engines import assert_empty
 
 STEPS = 24
@@ -333,3 +334,14 @@ def test_parts_that_count_for_themselves_are_known_for_parts_of_one_storage():
         one, two, three = (s.part_of for s in handle._fit._problem.saved if s.part_of)
         assert one == two != three
         assert handle.goal.phase == "obeying"
+
+
+@pytest.mark.parametrize(("took", "changes"), [(1.05, True), (1.07, False), (1.08, True)])
+def test_steps_may_take_three_quarters_of_a_tenth(took, changes):
+    """By what is measured. The first plan has half of that, and the next one more, or less."""
+    pace = Pace("cpu")
+    pace.plain_s = 1.0
+    assert pace.allowed_s(1.1) == pytest.approx(0.0375)
+    pace._quotients.extend(3 * [took])
+    assert pace.changes(1.1) == changes
+    assert (pace.allowed_s(1.1) - 0.0375) * (1.07 - took) >= 0
