@@ -8,6 +8,8 @@ import cswap
 
 KIB = 1 << 10
 
+pytestmark = pytest.mark.usefixtures("by_price")
+
 
 def batch():
     """Nine of ten values are zero: a codec is worth its time."""
