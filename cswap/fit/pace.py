@@ -166,6 +166,8 @@ class Pace:
         took = statistics.median(self._quotients)
         self._quotients.clear()
         allowed = self._allowed(slowdown)
+        if not allowed:  # a plan that adds nothing is all that there is
+            return False
         too_slow = 1 + TOO_SLOW * allowed
         if took > too_slow and self.share > LEAST_SHARE:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)

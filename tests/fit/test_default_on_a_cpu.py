@@ -336,6 +336,15 @@ def test_parts_that_count_for_themselves_are_known_for_parts_of_one_storage():
         assert handle.goal.phase == "obeying"
 
 
+@pytest.mark.parametrize("kind", ["cpu", "cuda"])
+def test_no_time_at_all_is_no_share_of_it(kind):
+    pace = Pace(kind)
+    pace.plain_s = 1.0
+    pace._quotients.extend(3 * [1.3])
+    assert not pace.changes(1.0)
+    assert pace.allowed_s(1.0) == 0.0
+
+
 @pytest.mark.parametrize(("took", "changes"), [(1.05, True), (1.07, False), (1.08, True)])
 def test_steps_may_take_three_quarters_of_a_tenth(took, changes):
     """By what is measured. The first plan has half of that, and the next one more, or less."""
