@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from cswap.fit.problem import Key
 
 UNSEEN_S: Final = 10e-6
-"""Seconds of a saved tensor on a CPU that no hook sees: torch's calls of hooks, hooks of modules,
-kernels of the model that find the caches cold. On seven models it was 19 to 75 us."""
+"""Seconds of a saved tensor on a CPU that no hook sees: torch's two calls of Python, hooks of
+modules. Caches that are left cold count in `ALLOWED` (pace.py)."""
 
 WEIGHT: Final = 0.5
 """Weight of the newest measurement."""

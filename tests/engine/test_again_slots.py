@@ -431,7 +431,7 @@ def test_a_price_at_which_it_is_still_worth_its_time_does_not_end_it(taken, shar
     assert taken == [True, short]
 
 
-def test_its_time_in_the_hooks_counts_for_the_limit(monkeypatch, taken):
+def test_its_time_in_the_hooks_is_told(monkeypatch, taken):
     given = leaves()
     took: Took = deque()
     with swapping() as engine:

@@ -62,6 +62,15 @@ def train(handle, model, loss, wanted, n=STEPS):
         planned(handle)
 
 
+def squared(model, x):
+    """A loss of this model, and its gradients without cswap."""
+
+    def loss():
+        return model(x).square().sum()
+
+    return loss, gradients(model, loss)
+
+
 def test_a_plan_is_obeyed_and_values_are_those_without_it():
     model, x = perceptron(), torch.randn(64, 64, requires_grad=True)
 
@@ -122,10 +131,7 @@ def test_what_backward_does_not_ask_for_is_no_drift(monkeypatch):
 def test_a_schedule_is_obeyed_from_the_first_step_on(tmp_path):
     model, x, path = perceptron(), torch.randn(64, 64), tmp_path / "schedule.json"
 
-    def loss():
-        return model(x).square().sum()
-
-    wanted = gradients(model, loss)
+    loss, wanted = squared(model, x)
     with cswap.install(model, min_bytes=0, slowdown=50.0) as first:
         train(first, model, loss, wanted)
         assert first.schedule is not None
@@ -158,10 +164,7 @@ def test_several_forwards_before_a_backward_end_it_quietly(caplog):
 def test_steps_that_are_skipped_now_and_then_do_not_end_it():
     model, x = perceptron(), torch.randn(64, 64)
 
-    def loss():
-        return model(x).square().sum()
-
-    wanted = gradients(model, loss)
+    loss, wanted = squared(model, x)
     handle: Any
     with cswap.install(model, min_bytes=0) as handle:
         for _ in range(6):
@@ -176,10 +179,7 @@ def test_steps_that_are_skipped_now_and_then_do_not_end_it():
 def test_threads_that_save_tensors_end_it_and_values_stay_right():
     model, x = perceptron(), torch.randn(64, 64)
 
-    def loss():
-        return model(x).square().sum()
-
-    wanted = gradients(model, loss)
+    loss, wanted = squared(model, x)
     right: list[bool] = []
     handle: Any
 
@@ -212,10 +212,7 @@ def test_gradients_inside_of_an_evaluation_are_of_no_step():
 
     model, x = Force(), torch.randn(16, 64)
 
-    def loss():
-        return model(x).square().sum()
-
-    wanted = gradients(model, loss)
+    loss, wanted = squared(model, x)
     handle: Any
     with cswap.install(model, min_bytes=0) as handle:
         for _ in range(STEPS):
@@ -297,10 +294,7 @@ def test_a_node_that_asks_for_several_tensors_holds_all_of_them_to_its_end():
 
     model, x = Net(), torch.randn(64, 64)
 
-    def loss():
-        return model(x).square().sum()
-
-    wanted = gradients(model, loss)
+    loss, wanted = squared(model, x)
     handle: Any
     with cswap.install(model, min_bytes=0) as handle:
         train(handle, model, loss, wanted)
@@ -324,10 +318,7 @@ def test_parts_that_count_for_themselves_are_known_for_parts_of_one_storage():
 
     model, x = Net(), torch.randn(64, 64)
 
-    def loss():
-        return model(x).square().sum()
-
-    wanted = gradients(model, loss)
+    loss, wanted = squared(model, x)
     handle: Any
     with cswap.install(model, min_bytes=0) as handle:
         train(handle, model, loss, wanted)
