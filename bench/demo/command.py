@@ -28,7 +28,10 @@ def main(
     settings = DemoSettings.parse(
         out=out, models=models, modes=modes, steps=steps, seed=seed, quick=quick
     )
-    # Imported after the checks, because it imports torch, which takes two seconds.
+    # Imported after the checks, because they import torch, which takes two seconds.
     from bench.demo.run import run
+    from cswap.experiments.options import needs
+
+    needs("bench demo", "matplotlib", "sklearn", extra="bench,dev")
 
     raise typer.Exit(run(settings))
