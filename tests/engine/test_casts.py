@@ -341,6 +341,7 @@ def test_parameters_that_nobody_needs_are_forgotten():
     assert len(_global_optimizer_pre_hooks) == hooks - 1
 
 
+@pytest.mark.usefixtures("by_price")  # a plan would come when it is ready
 @pytest.mark.parametrize("seed", [*range(9), *range(10, 13)])  # which reach a copy
 def test_random_orders_of_forwards_backwards_and_steps(seed, copies):
     rng = random.Random(seed)
