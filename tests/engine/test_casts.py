@@ -361,7 +361,11 @@ def test_random_orders_of_forwards_backwards_and_steps(seed, copies):
             elif what == "part":
                 torch.optim.SGD([net[2].weight, net[0].bias], 0.05).step()
 
-    ways: list[dict[str, Any]] = [{"slowdown": 1e3}, {"fit": "min"}, {"codec": "zvc"}]
+    ways: list[dict[str, Any]] = [
+        {"slowdown": 1e3},
+        {"fit": "min", "slowdown": 1e3},
+        {"codec": "zvc"},
+    ]
     options = rng.choice(ways)
     wanted, found, stats = trained(sgd, step, **options)
     assert all(map(torch.equal, wanted, found))
