@@ -15,15 +15,17 @@ import torch
 from torch.nn import Parameter
 
 from cswap.advisor.call_site import Site
-from cswap.codecs.tolerance import COARSE
+from cswap.codecs.tolerance import COARSE, EXACT
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipe import Recipe, is_as_new, producer
 from cswap.engine.recipes import Place, RecipeBook
 from cswap.engine.replay.slot_maker import SlotMaker
 from cswap.engine.saved.aliases import make_token
+from cswap.engine.saved.apart import take_apart
 from cswap.engine.saved.eligibility import (
     bytes_of,
+    derives_from_parameter,
     is_cast_of_parameter,
     is_tracing,
     is_wrapped,
@@ -42,7 +44,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cswap.engine.order.plan_follower import Planned
+    from cswap.engine.saved.apart import Apart
     from cswap.engine.saved.module_stack import Scope
+    from cswap.engine.saved.outer import Outer
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.unread import Unread
     from cswap.engine.state import EngineState
@@ -92,13 +96,18 @@ class Packer:
         self._unread = state.unread
         self._warned_of_capture = self._has_drifted = False
 
-    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Unread:
-        """See `SwapEngine.pack`."""
+    def pack(
+        self, tensor: torch.Tensor, outer: Outer | None = None
+    ) -> Kept | PackedView | Unread | Apart:
+        """See `SwapEngine.pack`. Args: outer: of which the tensor is a part."""
         # Most tensors stay: parameters and small ones take a way with few calls.
-        chooser = self._state.chooser
+        chooser, kind = self._state.chooser, type(tensor)
         try:
+            if kind is not _Tensor and kind is not Parameter:
+                apart = take_apart(tensor, self.pack)
+                if apart is not None:
+                    return apart
             entered = None if chooser is None else chooser.enter()
-            kind = type(tensor)
             packed: Kept | PackedView | Unread
             if (kind is not _Tensor and kind is not Parameter) or _is_tracing():
                 packed = self._keep_special(tensor)
@@ -120,7 +129,7 @@ class Packer:
                 elif tensor.is_nested:  # strided, and without sizes
                     packed = self._keep(tensor, "layout")
                 else:
-                    packed = self._take(tensor, nbytes)
+                    packed = self._take(tensor, nbytes, outer)
             if chooser is not None:
                 chooser.packed(tensor, packed, entered)
         except BaseException:
@@ -128,7 +137,9 @@ class Packer:
             raise
         return packed
 
-    def _take(self, tensor: torch.Tensor, nbytes: int) -> Kept | PackedView | Unread:
+    def _take(
+        self, tensor: torch.Tensor, nbytes: int, outer: Outer | None
+    ) -> Kept | PackedView | Unread:
         # A strided tensor of no special class, which is large enough to leave.
         state, order = self._state, self._order
         if self._deaths or len(self._later) > MOST_LATER or state.interrupted:
@@ -146,7 +157,11 @@ class Packer:
         if place.recipe.keep is not None:
             self._counters.keep(place.recipe.keep, nbytes)
             return kept_in_place(tensor)
-        if place.unread is not None and (unread := self._unread.take(tensor, place)) is not None:
+        if (
+            place.unread is not None
+            and outer is None
+            and (unread := self._unread.take(tensor, place)) is not None
+        ):
             if place.unread == "numbered":
                 with self._lock:
                     position, _ = order.next_position()
@@ -160,17 +175,17 @@ class Packer:
                 place.choice, place.slot = STAYS, None
                 self._counters.by_goal.append(nbytes)
                 return kept_in_place(tensor)
-        return self._take_general_way(tensor, place, scope)
+        return self._take_general_way(tensor, place, scope, outer)
 
     def _take_general_way(
-        self, tensor: torch.Tensor, place: Place, scope: Scope
+        self, tensor: torch.Tensor, place: Place, scope: Scope, outer: Outer | None
     ) -> Kept | PackedView:
         start_s = _now()
-        packed = self._pack(tensor, place)
+        packed = self._pack(tensor, place, outer)
         if not isinstance(packed, Kept):
             packed.token.handle.took_s += _now() - start_s
-        if self._unread.seeks and not isinstance(packed, Kept):
-            packed.place = place
+            if self._unread.seeks and outer is None:
+                packed.place = place
         observer = self._state.observer
         if observer.seen is not None:
             observer.note(scope.path, tensor, packed)
@@ -212,13 +227,14 @@ class Packer:
         if _is_tracing():  # each look at a tensor would be recorded
             return self._keep(tensor, "tracing")
         part = local_part(tensor)
-        if part is not tensor and not is_wrapped(part):
+        if type(part) is _Tensor and not is_wrapped(part):
             # A DTensor that stays holds its part: an encoding of that would come on top.
             with self._lock:
                 token = self._aliases.find(part, part.untyped_storage(), tolerance=COARSE)
             if token is not None:
                 self._sharing.pin(token)
-        return self._keep(tensor, "subclass")
+        is_owned = derives_from_parameter(tensor) or isinstance(tensor, Parameter)
+        return self._keep(tensor, "parameter" if is_owned else "subclass")
 
     # ----------------------------------------------------------------- recipes
 
@@ -283,9 +299,9 @@ class Packer:
         if first == 0:
             self._state.step_begins()
 
-    def _pack(self, tensor: torch.Tensor, place: Place) -> Kept | PackedView:
+    def _pack(self, tensor: torch.Tensor, place: Place, outer: Outer | None) -> Kept | PackedView:
         recipe = place.recipe
-        lane = recipe.lane
+        lane, tolerance = recipe.lane, recipe.tolerance if outer is None else EXACT
         assert lane is not None  # or it would stay
         if lane.may_capture and lane.device.is_capturing():
             return self._keep_in_graph(tensor)
@@ -294,11 +310,11 @@ class Packer:
         except RuntimeError:  # it stands for another one, inside of vmap or jvp
             return self._keep(tensor, "wrapped")
         with self._lock:
-            found = self._aliases.find(tensor, storage, tolerance=recipe.tolerance)
+            found = self._aliases.find(tensor, storage, tolerance=tolerance, outer=outer)
             if found is None:
                 position, step = self._order.next_position()
         if found is not None:
-            return self._share(found, tensor, place)
+            return self._share(found, tensor, place, outer)
         place.saved_by = place.shared_use = None
         if position == 0:
             self._state.step_begins()
@@ -313,7 +329,7 @@ class Packer:
             return self._keep(tensor, "small")
         handle.position, handle.step, handle.site = position, step, recipe.site
         handle.place = get_ident(), self._order.call, place.number
-        handle.tolerance, handle.views = recipe.tolerance, 1
+        handle.tolerance, handle.views, handle.outer = tolerance, 1, outer
         handle.is_cast = recipe.is_cast and is_cast_of_parameter(tensor)
         packed = PackedView(token, tensor)
         self._send(token, tensor, place)
@@ -321,7 +337,9 @@ class Packer:
             lane.hold_step()
         return packed
 
-    def _share(self, first: Token, tensor: torch.Tensor, place: Place) -> PackedView:
+    def _share(
+        self, first: Token, tensor: torch.Tensor, place: Place, outer: Outer | None
+    ) -> PackedView:
         # A tensor in the memory of one that was saved before.
         stays = place.recipe.stays
         decided = self._state.goal is not None or self._follower.follows
@@ -335,9 +353,9 @@ class Packer:
         if stays == EXCLUDED:
             place.saved_by = place.slot = None
             return self._sharing.keep(first, tensor)
-        place.saved_by = self._sharing.use_of(first, tensor)
+        place.saved_by = self._sharing.use_of(first, tensor, outer)
         self._slots.learn_shared(first, tensor, place)
-        return self._sharing.pack(first, tensor)
+        return self._sharing.pack(first, tensor, outer)
 
     def _send(self, token: Token, tensor: torch.Tensor, place: Place) -> None:
         handle, storage = token.handle, tensor.untyped_storage()
@@ -360,6 +378,8 @@ class Packer:
             self._sender.recompute(token, tensor, place)
         elif action == "swap" or not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
+        if handle.outer is not None:  # no slot compares its version
+            token.shared_use = place.shared_use = place.stay = None
         self._slots.learn(token, tensor, place)
 
     def _keep_in_graph(self, tensor: torch.Tensor) -> Kept:

@@ -17,6 +17,7 @@ from cswap.recent import Recent
 if TYPE_CHECKING:
     import torch
 
+    from cswap.engine.saved.outer import Outer
     from cswap.engine.saved.packed import Token
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.state import EngineState
@@ -42,9 +43,9 @@ class Sharing:
         self._reclaimer = state.reclaimer
         self.saved_again: Recent[tuple[int, int], str] = Recent(MOST_SAVED_AGAIN)
 
-    def pack(self, token: Token, tensor: torch.Tensor) -> PackedView:
-        """The packed object of a tensor in the memory of this token."""
-        if not is_result(tensor):
+    def pack(self, token: Token, tensor: torch.Tensor, outer: Outer | None) -> PackedView:
+        """The packed object of a tensor in the memory of this token. Args: outer: see `use_of`."""
+        if not is_result(tensor) and (outer is None or tensor._base is not None):  # noqa: SLF001
             token = self._pin(token, tensor, SAVED_AGAIN)
         return self._packed(token, tensor)
 
@@ -59,12 +60,20 @@ class Sharing:
         return PackedView(token, tensor)
 
     @staticmethod
-    def use_of(token: Token, tensor: torch.Tensor) -> SharedUse | None:
-        """The shared use, if both may do without a handle the next time."""
+    def use_of(token: Token, tensor: torch.Tensor, outer: Outer | None) -> SharedUse | None:
+        """The shared use, if both may do without a handle the next time.
+
+        Args:
+            token: of the tensor that was saved first.
+            tensor: that is saved now.
+            outer: of which it is a part (saved/apart.py): it may not.
+        """
         shared_use = token.shared_use
         if shared_use is None:
             return None
-        if is_saved_again(tensor, token.handle.base, torch_dtype(token.handle.meta.dtype)):
+        if outer is None and is_saved_again(
+            tensor, token.handle.base, torch_dtype(token.handle.meta.dtype)
+        ):
             shared_use.again = True
             return shared_use
         shared_use.seen = True

@@ -12,6 +12,7 @@ import torch
 
 from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import NO_BACKWARD
+from cswap.engine.saved.apart import Apart
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
@@ -53,7 +54,7 @@ class Unpacker:
         self._unread = state.unread
         self.backward = NO_BACKWARD
 
-    def unpack(self, packed: Kept | PackedView | Unread | WithoutHandle) -> torch.Tensor:
+    def unpack(self, packed: Kept | PackedView | Unread | Apart | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
         state = self._state
         chooser = state.chooser
@@ -68,6 +69,8 @@ class Unpacker:
             return packed.tensor
         if isinstance(packed, Unread):
             return self._bring_unread(packed)
+        if isinstance(packed, Apart):
+            return packed.unpack(self.unpack)
         try:
             entered = None
             if chooser is not None:

@@ -143,8 +143,9 @@ class Reader:
         """A saved argument that is not a tensor."""
         found = getattr(node, f"_saved_{name}")
         self._note(What.ARGUMENT, node, f"_saved_{name}", found)
-        # Negative symbolic integers are stored as their two's complement.
-        return found - (1 << 64) if type(found) is int and found >= 1 << 63 else found
+        if type(found) is tuple:
+            return tuple([_signed(n) for n in found])
+        return _signed(found)
 
     def output(self, node: Any, number: int) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
         """Dtype, device and sizes of a node's output."""
@@ -187,6 +188,11 @@ class Reader:
         """The parameter of a cast. Args: node: of the parameter; others: see `held_leaf`."""
         self._note(What.CAST, node, self._numbers[id(cast)], dtype)
         return held_leaf(node.variable, cast, dtype, hold)
+
+
+def _signed(found: object) -> object:
+    # Negative symbolic integers are stored as their two's complement.
+    return found - (1 << 64) if type(found) is int and found >= 1 << 63 else found
 
 
 def is_number(packed: object) -> bool:

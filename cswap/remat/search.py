@@ -23,7 +23,8 @@ import torch
 
 from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.norms import FULL
-from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS, Operator, operator_of
+from cswap.remat.operator import Operator
+from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS, operator_of
 from cswap.remat.reads import NotFoundError, Packed, Reader, facts_of, is_number
 from cswap.remat.recognition import Recognition
 from cswap.remat.record import VIEW, Formula, Layout, Remat
@@ -34,7 +35,7 @@ from cswap.remat.views import View, constants_of, view_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cswap.remat.operators import Operand
+    from cswap.remat.operator import Operand
     from cswap.remat.reads import HoldLeaf, Keep
 
 REDUCTION_PASSES: Final = 4
@@ -88,7 +89,7 @@ class Rows:
         """
         if isinstance(row, View):
             return self._is_lost(node.next_functions[0][0])
-        edges = row.unsaved
+        edges = row.unsaved(node)
         if not edges or row.kind == "product":  # the bias may be absent
             return False
         below = node.next_functions
@@ -172,14 +173,17 @@ class Search:
         if row.rounds_statistics:
             self._check_statistics(node, number, level)
         below = strides if row.keeps_strides else None
-        joins = len(row.unsaved) > 1
+        joins = len(row.unsaved(node)) > 1
         held = self._held_parameter(node, number, level) if row.name == "cast" else None
         operands = (
-            tuple([self._operand(node, o, below, level, joins) for o in row.operands])
+            tuple([self._operand(node, o, below, level, joins) for o in row.operands_of(node)])
             if held is None
             else (held,)
         )
         constants = tuple([self._read.argument(node, name) for name in row.constants])
+        if row.every_edge:  # in another step there may be more of them
+            for edge in range(len(operands)):
+                self._read.output(*self._read.below(node, edge))
         if row.drops:
             self._check_dropped(node, number, *constants)
             self._passes += DROPOUT_PASSES

@@ -58,7 +58,10 @@ REASONS: Final[dict[str, Reason]] = {
     "layout": Reason(
         "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"
     ),
-    "subclass": Reason("of a tensor subclass, such as DTensor", "none: these are not swapped"),
+    "subclass": Reason(
+        "of a tensor subclass: an input, or one that does not say what its parts are",
+        "none: these are not swapped",
+    ),
     "saved_again": Reason(
         "a mask, a table or an input that several layers save: one copy serves all of them",
         "none: an encoding would come on top of the tensor's own memory",

@@ -65,6 +65,23 @@ UNARY: dict[str, tuple[str, Function]] = {
     "transposed": ("clone", lambda x: x.movedim(-1, 0).clone()),
     "reshape": ("clone", lambda x: x.transpose(-2, -1).reshape(x.shape[0], -1)),
     "flatten": ("clone", lambda x: x.expand(2, *x.shape).flatten(0, 1)),
+    "index_select": ("index_select", lambda x: x.index_select(-1, torch.tensor([0, 1, 1, 0]))),
+    "repeat": ("repeat", lambda x: x.repeat(2, 1, *x.shape[2:])),
+    "roll": ("roll", lambda x: torch.roll(x, (-2, 1), (0, -1))),
+    "roll_flat": ("roll", lambda x: torch.roll(x, 3)),
+    "flip": ("flip", lambda x: x.flip(-1)),
+    "upsample": ("upsample", lambda x: functional.interpolate(x, scale_factor=2)),
+    "upsample_exact": (
+        "upsample",
+        lambda x: functional.interpolate(x, scale_factor=1.5, mode="nearest-exact"),
+    ),
+    "upsample_cube": (
+        "upsample",
+        lambda x: functional.interpolate(
+            x[None, None, -3:, -3:, -3:].flatten(1, -4), scale_factor=2
+        ),
+    ),
+    "max_pool": ("max_pool", lambda x: functional.max_pool2d(x, 2, 1, 1, ceil_mode=True)),
     "double": ("cast", lambda x: x.to(torch.float64 if x.dtype != torch.float64 else torch.half)),
     "bfloat16": (
         "cast",
@@ -80,6 +97,8 @@ BINARY: dict[str, tuple[str, Function]] = {
     "maximum": ("maximum", torch.maximum),
     "minimum": ("minimum", torch.minimum),
     "addcmul": ("addcmul", lambda a, b: torch.addcmul(a, b, a, value=0.7)),
+    "cat": ("cat", lambda a, b: torch.cat((a, b, a), -1)),
+    "stack": ("stack", lambda a, b: torch.stack((a, b))),
     "where": ("where", lambda a, b: torch.where(a.detach() > 0, a, b)),
     "broadcast": ("mul", lambda a, b: a * b[:1]),
     "dropout": ("mul", lambda a, b: functional.dropout(a, 0.3) + 0 * b),

@@ -140,7 +140,7 @@ class Halves(nn.Module):
         self.takes = 0
 
     def forward(self, x):
-        parts = torch.unbind(torch.stack((x.sin(), x.cos())).mul(3.0))
+        parts = torch.unbind(torch.stack((x.sin(), x.cos())).cumsum(0))
         held = parts[1].mul(2.0), parts[1].mul(2.0)
         y = self.linear(self.norm(held[0]))
         return (held[self.takes] + y).sin() + (parts[self.takes] + self.linear(self.norm(parts[1])))

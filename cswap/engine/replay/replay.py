@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from cswap.engine.order.looks import Key, Stay
     from cswap.engine.packer import Packer
     from cswap.engine.replay.slot import Slot
+    from cswap.engine.saved.apart import Apart
     from cswap.engine.saved.packed import PackedView
     from cswap.engine.saved.unread import Unread
     from cswap.engine.saved.without_handle import WithoutHandle
@@ -201,7 +202,7 @@ class Replay:
 
     # -------------------------------------------------------------- each tensor
 
-    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Unread | WithoutHandle:
+    def pack(self, tensor: torch.Tensor) -> Kept | PackedView | Unread | Apart | WithoutHandle:
         """See `SwapEngine.pack`."""
         # One function for all questions: see the Note.
         book = self._book
@@ -308,7 +309,9 @@ class Replay:
             self._stayed.append((stay.reason, stay.key[1]))
         return kept_in_place(tensor)
 
-    def _other(self, tensor: torch.Tensor, n: int) -> Kept | PackedView | Unread | WithoutHandle:
+    def _other(
+        self, tensor: torch.Tensor, n: int
+    ) -> Kept | PackedView | Unread | Apart | WithoutHandle:
         # Another tensor than the slot of the n-th place is for. If it is at no place, as weights
         # and small tensors are, the slot waits for the next one.
         begun = self._book.begun
@@ -321,7 +324,7 @@ class Replay:
         return packed
 
     @leave_alone
-    def unpack(self, packed: Kept | PackedView | Unread | WithoutHandle) -> torch.Tensor:
+    def unpack(self, packed: Kept | PackedView | Unread | Apart | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
         state = self._state
         if type(packed) is Kept or type(packed) is KeptParameter:

@@ -44,6 +44,7 @@ from cswap.schema.tensor import TensorMeta, dtype_name
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from cswap.engine.saved.outer import Outer
     from cswap.engine.transfer.device_lanes import Lane
 
 _free_weak_ref = torch.UntypedStorage._free_weak_ref  # noqa: SLF001
@@ -68,6 +69,10 @@ class _Regions:
 
     A storage that is cut into n slices has n handles: a look-up may not visit them all. A weak
     reference keeps the key from being used for another storage.
+
+    Attributes:
+        whole: handles of all of it.
+        counts: of the wrappers that were saved (apart.py), on which writes are counted alone.
     """
 
     _weak: Any = None  # until it is taken: an interrupt may come before
@@ -77,6 +82,7 @@ class _Regions:
         self.whole: list[Handle] = []
         self._by_start: dict[int, list[Handle]] = {}
         self._starts: list[int] = []
+        self.counts: list[_Count] = []
 
     def __del__(self) -> None:
         if self._weak is not None:
@@ -114,6 +120,21 @@ class _Regions:
             del self._by_start[start]
             del self._starts[bisect_left(self._starts, start)]
 
+    def note(self, outer: Outer | None) -> None:
+        """A tensor is saved: if a wrapper may have written meanwhile, no handle serves it.
+
+        Args:
+            outer: of which the tensor is a part.
+        """
+        owner = None if outer is None else outer.owner()
+        moved = [count for count in self.counts if count.moved()]
+        is_new = outer is not None and all(count.owner() is not owner for count in self.counts)
+        if outer is not None and is_new:
+            self.counts.append(_Count(outer))
+        if moved or (outer is not None and is_new and outer.version):
+            for handle in self:
+                handle.is_older = True
+
     def candidates(self, start: int) -> Iterator[Handle]:
         """Handles that may hold a tensor that begins at this byte; the newest first.
 
@@ -125,6 +146,18 @@ class _Regions:
             yield from reversed(self._by_start[self._starts[before]][-LOOK_AT:])
 
 
+class _Count:
+    # Of the writes of one wrapper, and of its views.
+
+    def __init__(self, outer: Outer) -> None:
+        self.owner, self._counter, self._version = outer.owner, outer.counter, outer.version
+
+    def moved(self) -> bool:
+        """Whether it has written since the last call."""
+        before, self._version = self._version, self._counter._version  # noqa: SLF001
+        return self._version != before
+
+
 class AliasTable:
     """Handles by storage. Not thread-safe: the engine holds its lock."""
 
@@ -132,19 +165,36 @@ class AliasTable:
         self._storages: dict[int, _Regions] = {}
 
     def find(
-        self, tensor: torch.Tensor, storage: torch.UntypedStorage, *, tolerance: int
+        self,
+        tensor: torch.Tensor,
+        storage: torch.UntypedStorage,
+        *,
+        tolerance: int,
+        outer: Outer | None = None,
     ) -> Token | None:
         """The token of a handle that was made of this memory, or None.
 
         `is_result` says whether its encoding may serve this tensor, too.
+
+        Args:
+            tensor: the tensor.
+            storage: its storage.
+            tolerance: for errors.
+            outer: of which it is a part (apart.py).
         """
         regions = self._storages.get(storage._cdata)  # noqa: SLF001
         if regions is None:
             return None
+        if outer is not None or regions.counts:
+            regions.note(outer)
         start = int(tensor.storage_offset()) * tensor.element_size()
         for handle in regions.candidates(start):
             token = handle.token()
-            if isinstance(token, Token) and _serves(handle, tensor, tolerance=tolerance):
+            if (
+                isinstance(token, Token)
+                and _serves(handle, tensor, tolerance=tolerance)
+                and (outer is None or _serves_part(handle, tensor, outer))
+            ):
                 return token
         return None
 
@@ -154,6 +204,8 @@ class AliasTable:
         regions = self._storages.get(handle.storage_key)
         if regions is None:
             regions = self._storages[handle.storage_key] = _Regions(storage)
+        if handle.outer is not None:
+            regions.note(handle.outer)
         if handle.whole:  # as most are
             regions.whole.append(handle)
         else:
@@ -295,6 +347,8 @@ def _serves(handle: Handle, tensor: torch.Tensor, *, tolerance: int) -> bool:
         return False
     if handle.error is not None or handle.modified() or handle.tolerance > tolerance:
         return False
+    if handle.is_older:
+        return False
     meta = meta_of(tensor)
     if handle.tolerance != EXACT and meta.dtype != handle.meta.dtype:
         return False
@@ -309,6 +363,14 @@ def _serves(handle: Handle, tensor: torch.Tensor, *, tolerance: int) -> bool:
     start, region_start = tensor.storage_offset() * tensor.element_size(), first_byte(handle)
     inside = region_start <= start and start + span_bytes <= region_start + handle.raw_nbytes
     return inside and region_start % tensor.element_size() == 0
+
+
+def _serves_part(handle: Handle, part: torch.Tensor, outer: Outer) -> bool:
+    # A part with a base is a view of a plain tensor, and is matched like that. Any other may lie in
+    # the memory of a parameter, which another wrapper of it writes: only the same wrapper is sure.
+    if part._base is not None:  # noqa: SLF001
+        return True
+    return handle.outer is not None and handle.outer.owner() is outer.owner()
 
 
 def _same_layout(handle: Handle, tensor: torch.Tensor, meta: TensorMeta) -> bool:

@@ -48,7 +48,7 @@ def reason_to_keep(tensor: torch.Tensor) -> str | None:
         return "wrapped"
     if tensor._is_zerotensor():  # noqa: SLF001 - of forward-mode AD: it has no memory
         return "storage"
-    if _derives_from_parameter(tensor):
+    if derives_from_parameter(tensor):
         return "parameter"
     return None
 
@@ -62,7 +62,7 @@ def bytes_of(tensor: torch.Tensor) -> int:
     return nbytes if type(nbytes) is int else 0  # symbolic while something is traced
 
 
-def _derives_from_parameter(tensor: torch.Tensor) -> bool:
+def derives_from_parameter(tensor: torch.Tensor) -> bool:
     """A view of a parameter, or a cast of one.
 
     `nn.Linear` saves ``weight.t()``, a plain tensor; under autocast a cast of it, which must not be
@@ -81,7 +81,7 @@ def is_cast_of_parameter(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a copy of a parameter in another dtype, or a view of one."""
     base = tensor._base  # noqa: SLF001
     copied = tensor if base is None else base
-    return copied.grad_fn is not None and _derives_from_parameter(copied)
+    return copied.grad_fn is not None and derives_from_parameter(copied)
 
 
 def weak_storage(storage: torch.UntypedStorage) -> StorageWeakRef:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from cswap.advisor.call_site import Site
     from cswap.devices.base import Event
     from cswap.engine.order.plan_follower import Planned
+    from cswap.engine.saved.outer import Outer
     from cswap.engine.transfer.notes import Notes
     from cswap.engine.transfer.section import Section
     from cswap.remat.record import Remat
@@ -105,9 +106,11 @@ class Handle:
         site: where in the model it was saved.
         prefetched: the fetch under way was not asked for by unpack.
         recomputed: it is computed again rather than stored.
+        is_older: its memory may have been written since: it serves no other tensor.
         is_cast: it is a copy of a parameter in another dtype: computed again, or it stays.
         planned: by a plan; None: there is none for this tensor.
         advice: to be told how the swap went; None unless somebody was asked.
+        outer: of which the tensor is a part (saved/apart.py); None: of nothing.
     """
 
     __slots__ = (
@@ -120,9 +123,11 @@ class Handle:
         "event",
         "gathered",
         "is_cast",
+        "is_older",
         "last_result",
         "meta",
         "must_round_trip",
+        "outer",
         "pinned",
         "place",
         "planned",
@@ -161,7 +166,7 @@ class Handle:
         self.tolerance = EXACT
         self.must_round_trip = self.whole = self.prefetched = False
         self.pinned = ""
-        self.recomputed = self.aligned = self.is_cast = False
+        self.recomputed = self.aligned = self.is_cast = self.is_older = False
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
         self.sections: list[Section] = []
@@ -170,6 +175,7 @@ class Handle:
         self.site: Site | None = None
         self.planned: Planned | None = None
         self.advice: Notes | None = None
+        self.outer: Outer | None = None
         self._counter: torch.Tensor | None = None
         self.last_result: weakref.ref[torch.Tensor] | None = None
         self._last_version = 0
