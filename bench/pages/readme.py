@@ -133,6 +133,7 @@ TABLES: Final = {
     "sparsity pictures": sparsity_pictures,
     "swap": step_tables.swap_table,
     "workloads": step_tables.workloads_table,
+    "more workloads": step_tables.more_workloads_table,
     "fit": step_tables.fit_table,
     "inlined": step_tables.inlined_table,
     "schedule": schedule_table,

@@ -112,9 +112,17 @@ def inlined_table() -> str:
 
 def workloads_table() -> str:
     """Models of other packages, trained in every way."""
-    return f"{frameworks_report.summary(load('workloads.json'))}\n\n" + _reported(
-        "workloads", frameworks_report
-    )
+    return _workloads("workloads")
+
+
+def more_workloads_table() -> str:
+    """Those of the second set."""
+    return _workloads("workloads-second")
+
+
+def _workloads(name: str) -> str:
+    summary = frameworks_report.summary(load(f"{name}.json"))
+    return f"{summary}\n\n{_reported(name, frameworks_report)}"
 
 
 def _reported(name: str, report: _Report, picture: str = "") -> str:

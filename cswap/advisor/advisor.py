@@ -31,7 +31,6 @@ from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import RAW, LosslessCandidates, LossyCandidates
 from cswap.advisor.cheapest import MARGIN, cheapest
 from cswap.advisor.cost import candidate
-from cswap.advisor.explore import trial_at
 from cswap.advisor.live_costs import KEEP, REMAT, UNREAD, LiveCosts
 from cswap.advisor.lossy_fallback import Milder
 from cswap.advisor.named_codec import AUTO, NamedCodecs
@@ -131,7 +130,7 @@ class Advisor:
                 costs.version += 1
 
     def begin_step(self, exposed_s: float) -> None:
-        """A step begins: fit prices to the steps before, and now and then try a codec.
+        """A step begins: fit prices to the steps before.
 
         Args:
             exposed_s: seconds that computation has waited for swaps since the first step.
@@ -140,12 +139,9 @@ class Advisor:
         with self._lock:
             used = [*self._used]
             self._used.clear()
-            step_s = None
             for costs in tuple(self._costs.values()):
                 if costs.begin_step(now_s, exposed_s):
-                    step_s = costs.look_back(used) or step_s
-            if step_s is not None and self._pricing.explores and self._may_adapt():
-                trial_at(used, step_s, self._costs)
+                    costs.look_back(used)
 
     def choose(
         self,
@@ -181,9 +177,6 @@ class Advisor:
                 self._used.append(memory)
                 memory.uses += 1
                 memory.stale = memory.stale or fresh
-                if memory.trial is not None:
-                    codec, memory.trial = memory.trial, None
-                    return Advice(codec, memory, costs)
                 if self._is_settled(memory, costs, site.kind):
                     return memory.advice or Advice(memory.codec, memory, costs)
         taken, sampled = None, True
@@ -218,7 +211,7 @@ class Advisor:
         """
         memory, costs, codec = advice.memory, advice.costs, advice.codec
         with self._lock:
-            if memory.trial is not None or memory.advice is not advice:
+            if memory.advice is not advice:
                 return False
             memory.uses += 1
             # First without calls, since this is asked for each tensor that leaves.
@@ -239,10 +232,10 @@ class Advisor:
                 advice.memory.uses += 1
                 self._used.append(advice.memory)
 
-    def least_price(
+    def pays_again(
         self, site: Site, position: int, nbytes: int, device_s: float, kind: str
-    ) -> float | None:
-        """The lowest price of a byte at which to compute a saved tensor again and hold no bytes.
+    ) -> bool:
+        """Whether to compute a saved tensor again and hold no bytes, at the price of a byte.
 
         Args:
             site: the call site.
@@ -250,9 +243,6 @@ class Advisor:
             nbytes: bytes of the tensor.
             device_s: seconds that it takes.
             kind: kind of device: "cpu" or "cuda".
-
-        Returns:
-            In seconds; None: it is above the price of today, so the tensor is not computed again.
         """
         price = self._costs_on(kind).price_s_per_byte
         stay = candidate(KEEP, nbytes, 1.0, 0.0, price)
@@ -261,12 +251,12 @@ class Advisor:
         if again.cost_s > (1 - MARGIN) * stay.cost_s:
             with self._lock:
                 self._recomputed.pop(key)
-            return None
+            return False
         with self._lock:
             self._recomputed[key] = Explanation(
                 position, site, None, (again, stay), REMAT, "computed again", price
             )
-        return again.device_s / ((1 - MARGIN) * nbytes - 1)
+        return True
 
     def unread(self, site: Site, position: int, nbytes: int) -> None:
         """Backward does not read a saved tensor: it is not held from the next step on.
@@ -284,11 +274,6 @@ class Advisor:
     def _class_of(self, x: torch.Tensor) -> int:
         # Sizes that share a choice: see Note [a choice is for sizes that are close].
         return x.numel() if callable(self._config.codec) else rough_size(x.numel())
-
-    def price(self, kind: str) -> float:
-        """Price of a byte on this kind of device, in seconds."""
-        costs = self._costs.get(kind)
-        return (self._costs_on(kind) if costs is None else costs).price_s_per_byte
 
     def _is_settled(self, memory: SiteMemory, costs: Learner, kind: str) -> bool:
         return (

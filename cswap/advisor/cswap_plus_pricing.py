@@ -62,7 +62,6 @@ class CswapPlusPricing:
     """CSwap+'s rule, tensor by tensor. See the module's docstring."""
 
     reason = "CSwap+'s rule"
-    explores = False
     per_epoch = True
 
     def __init__(self) -> None:

@@ -48,7 +48,6 @@ class LiveCosts:
     Attributes:
         price_s_per_byte: λ, the price of an encoded byte.
         version: raised whenever choices should be made again.
-        steps: number of steps that have begun.
         adapts: whether prices and choices follow measurements: times on this machine and in this
             run, sizes of encodings, the order in which they finish.
         corrections: of the codecs' times, by measured round trips.
@@ -71,7 +70,7 @@ class LiveCosts:
         self.price_s_per_byte = self._base_price
         self.version = 0
         self._clock = StepClock()
-        self.steps = 0
+        self._n_steps = 0
         self._settled: dict[str, float] = {}
         self._n_saved = n_saved()
         self._times: dict[str, Times] = {}
@@ -135,24 +134,18 @@ class LiveCosts:
     def begin_step(self, now_s: float, exposed_s: float) -> bool:
         """A step begins; returns whether it is time to `look_back` at the step before."""
         self._clock.begin_step(now_s, exposed_s)
-        self.steps += 1
-        return self.steps % REFIT_EVERY == 0
+        self._n_steps += 1
+        return self._n_steps % REFIT_EVERY == 0
 
-    def look_back(self, used: Iterable[SiteMemory]) -> float | None:
-        """Fit prices to the step before, which used these call sites.
-
-        Returns:
-            Seconds of a step; None before the second.
-        """
+    def look_back(self, used: Iterable[SiteMemory]) -> None:
+        """Fit prices to the step before, which used these call sites."""
         self.corrections.forget()
         if self.adapts and self._is_new_calibration():
             self._load()
             self.corrections = TimeCorrections()
             self.version += 1
-        step_s = self._clock.step_s
-        self._refit(used, step_s)
+        self._refit(used, self._clock.step_s)
         self._note_moves()
-        return step_s
 
     def _refit(self, used: Iterable[SiteMemory], step_s: float | None) -> None:
         if self._host_limit is None and (self._link is None or step_s is None or not self.adapts):

@@ -26,12 +26,10 @@ class Pricing(Protocol):
 
     Attributes:
         reason: reason of the choice, in words.
-        explores: whether the advisor may try codecs to learn their times.
         per_epoch: whether the advisor samples values once per epoch only.
     """
 
     reason: str
-    explores: bool
     per_epoch: bool
 
     def price(
@@ -56,7 +54,6 @@ class Auto(_NoEpochs):
     """The predicted costs."""
 
     reason = "lowest predicted cost"
-    explores = True
     per_epoch = False
 
     def price(
@@ -70,7 +67,6 @@ class Raw(_NoEpochs):
     """Raw alone: every tensor is moved without a codec, as vDNN does."""
 
     reason = "policy raw"
-    explores = False
     per_epoch = False
 
     def price(

@@ -156,7 +156,6 @@ class SiteMemory:
         version: version of the prices and corrections at the last decision.
         pending: a sample that has not arrived yet.
         stale: whether the ratio has changed since the sample was taken.
-        trial: a codec to try once.
         switches: number of changes of the choice.
         epoch: epoch of the last sample.
         fixed: whether the decision depends on no values.
@@ -171,7 +170,6 @@ class SiteMemory:
     version: int = 0
     pending: LateProfile | None = None
     stale: bool = False
-    trial: Codec | None = None
     switches: int = 0
     epoch: int = 0
     fixed: bool = False

@@ -32,13 +32,14 @@ from cswap.engine.saved.eligibility import (
     reason_to_keep,
 )
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
-from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
+from cswap.engine.saved.packed import Kept, KeptClone, KeptParameter, PackedView
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
 from cswap.engine.transfer.handle import nothing_of
 from cswap.log import log
 from cswap.ranks import local_part
+from cswap.remat.reads import CLONE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,6 +68,11 @@ def kept_in_place(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
         return kind(tensor if tensor.is_leaf else tensor.detach(), tensor._version)  # noqa: SLF001
     except RuntimeError:
         return Packer.pass_through(tensor, kind)
+
+
+def kind_of_kept(tensor: torch.Tensor) -> type[Kept]:
+    """Of the object that keeps a tensor which might have left."""
+    return KeptClone if type(tensor.grad_fn).__name__ == CLONE else Kept
 
 
 class Packer:
@@ -156,7 +162,7 @@ class Packer:
             place = self._place(tensor, scope, operator)
         if place.recipe.keep is not None:
             self._counters.keep(place.recipe.keep, nbytes)
-            return kept_in_place(tensor)
+            return kept_in_place(tensor, kind_of_kept(tensor))
         if (
             place.unread is not None
             and outer is None
@@ -174,7 +180,7 @@ class Packer:
             if chooser.keeps(tensor, scope.path):
                 place.choice, place.slot = STAYS, None
                 self._counters.by_goal.append(nbytes)
-                return kept_in_place(tensor)
+                return kept_in_place(tensor, kind_of_kept(tensor))
         return self._take_general_way(tensor, place, scope, outer)
 
     def _take_general_way(

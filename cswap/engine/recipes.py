@@ -51,8 +51,6 @@ class Place:
         number: of the place.
         stay: of the last tensor; None: it has left, or nobody has asked the advisor.
         formula: by which the tensor could be computed again; None: it could not.
-        worth_at: position, least price of a byte, number of refused trials and `Handle.place` at
-            which that is worth its time; None: it was not.
         shared_use: of the last tensor, if the next one may do without a handle.
         codec: that encoded that tensor; None: it was computed again.
         notes: that were taken of its encoding.
@@ -69,7 +67,6 @@ class Place:
     number: int = -1
     stay: Stay | None = None
     formula: Formula | None = None
-    worth_at: tuple[int, float, int, tuple[int, int, int]] | None = None
     shared_use: SharedUse | None = None
     codec: Codec | None = None
     notes: Notes | None = None
@@ -87,7 +84,7 @@ class Place:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""
         formula = None if remat is None else remat.formula
         if formula is not self.formula:
-            self.formula, self.worth_at, self.shared_use = formula, None, None
+            self.formula, self.shared_use = formula, None
 
 
 class ThreadPlaces:

@@ -157,36 +157,18 @@ class Recomputer:
             return self._finders[tolerance]
         return (self._link_finders if over_link else self._goal_finders)[tolerance]
 
-    def is_worth(self, token: Token, place: Place | None, *, fresh: bool = False) -> bool:
+    def is_worth(self, token: Token, *, fresh: bool = False) -> bool:
         """Whether the token's tensor is to be computed again, rather than stored or kept.
 
         Args:
             token: its ``remat`` says how.
-            place: where in the step it is saved, if that is known.
             fresh: whether to time it once more, if it was not worth it: many steps have passed.
         """
-        if place is None:
-            return self._least_price(token, fresh=fresh) is not None
-        handle, known = token.handle, place.worth_at
-        if (
-            known is not None
-            and (handle.position, self.trials.refused, handle.place) == (known[0], *known[2:])
-            and self._advisor.price(token.lane.device.kind) >= known[1]
-        ):
-            return True
-        least = self._least_price(token, fresh=fresh)
-        place.worth_at = (
-            None if least is None else (handle.position, least, self.trials.refused, handle.place)
-        )
-        return least is not None
-
-    def _least_price(self, token: Token, *, fresh: bool) -> float | None:
-        # See `Advisor.least_price`; None as well if the tensor cannot be computed again.
         handle, trial = token.handle, self.trials.of(token, again=fresh)
         if trial is None or not trial.agrees or handle.site is None:
-            return None
+            return False
         position, nbytes, kind = handle.position, handle.raw_nbytes, token.lane.device.kind
-        return self._advisor.least_price(handle.site, position, nbytes, trial.seconds, kind)
+        return self._advisor.pays_again(handle.site, position, nbytes, trial.seconds, kind)
 
     def seconds(self, token: Token) -> float | None:
         """Seconds that computing the token's tensor again takes; None: it cannot be."""

@@ -103,7 +103,7 @@ class Sender:
             reason = self._leave_in_place(handle, handle.pinned)
             return None if reason == "outlives" else reason  # the program may soon let go of it
         if token.remat is not None:
-            if self._recomputer.is_worth(token, place, fresh=fresh):
+            if self._recomputer.is_worth(token, fresh=fresh):
                 self._compute_later(token)
                 if place is not None:
                     _may_have_slot(place, token)

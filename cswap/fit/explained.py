@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from cswap.fit.link_rates import LinkRates
-    from cswap.fit.problem import Decided, Key, Way
+    from cswap.fit.saved import Decided, Key, Way
     from cswap.fit.seen import WayNotes
 
 WHY: Final = "the goal's plan"

@@ -19,7 +19,7 @@ from cswap.fit.problem import OverLink, Problem
 
 if TYPE_CHECKING:
     from cswap.fit.goal_chooser import GoalChooser
-    from cswap.fit.problem import Key, Saved
+    from cswap.fit.saved import Key, Saved
     from cswap.fit.seen import Step
 
 EXPLORED: Final = 3

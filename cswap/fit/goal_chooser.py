@@ -26,7 +26,8 @@ from cswap.engine.saved.packed import Kept, PackedView
 from cswap.engine.saved.unread import Unread
 from cswap.engine.transfer.handle import State
 from cswap.fit.explained import explained
-from cswap.fit.problem import DWELL, Key, Need, Saved, Way
+from cswap.fit.problem import DWELL
+from cswap.fit.saved import Key, Need, Saved, Way
 from cswap.fit.seen import Lap, SeenFormula, SeenTensor, Step, WayNotes
 from cswap.fit.way_times import WayTimes
 from cswap.pool import size_class
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
     from cswap.engine.engine import SwapEngine
     from cswap.engine.transfer.handle import Handle
     from cswap.fit.link_rates import LinkRates
-    from cswap.fit.problem import Decided
+    from cswap.fit.saved import Decided
     from cswap.fit.used_bytes import UsedBytes
 
     Entered: TypeAlias = tuple[int, int, Any]  # a `Lap` without its end

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from cswap.fit.problem import FitPlan, Problem, Way
+    from cswap.fit.problem import FitPlan, Problem
+    from cswap.fit.saved import Way
 
     _Change: TypeAlias = tuple[float, NDArray[np.float64], int, Way]
 

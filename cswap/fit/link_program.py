@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from cswap.fit.problem import Problem, Way
+    from cswap.fit.problem import Problem
+    from cswap.fit.saved import Way
 
 UNDER_WAY: Final = 2
 """Tensors of the largest size that may be under way, each way."""

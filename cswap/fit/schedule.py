@@ -21,7 +21,8 @@ from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.codecs.registry import get_codec
 from cswap.display import shown
 from cswap.errors import ConfigError
-from cswap.fit.problem import Decided, FitPlan, Key
+from cswap.fit.problem import FitPlan
+from cswap.fit.saved import Decided, Key
 from cswap.schema.checks import MOST_BYTES, MOST_SECONDS, Checks
 from cswap.schema.reading import read_object
 

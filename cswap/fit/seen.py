@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cswap.devices.stopwatch import Stopwatch
     from cswap.engine.saved.packed import Kept, PackedView
     from cswap.engine.saved.unread import Unread
-    from cswap.fit.problem import Key
+    from cswap.fit.saved import Key
 
 UNSEEN_S: Final = 10e-6
 """Seconds of a saved tensor on a CPU that no hook sees: torch's two calls of Python, hooks of
@@ -61,7 +61,7 @@ class SeenFormula:
     Attributes:
         inputs: the first save of each of its inputs, and the number of operators in a row from that
             input to the tensor.
-        depth, product: see `cswap.fit.problem.Saved`.
+        depth, product: see `cswap.fit.saved.Saved`.
     """
 
     inputs: tuple[tuple[Key, int], ...] = ()
@@ -71,7 +71,7 @@ class SeenFormula:
 
 @dataclass(slots=True)
 class SeenTensor:
-    """A saved tensor in the step that runs; moments as of `cswap.fit.problem.Saved`.
+    """A saved tensor in the step that runs; moments as of `cswap.fit.saved.Saved`.
 
     Attributes:
         names: of its saves.
@@ -81,7 +81,7 @@ class SeenTensor:
         last_use: likewise.
         gone: moment at which autograd had let go of it; 0: not seen.
         left: moment at which forward had let go of its memory; 0: not seen.
-        part_of: see `cswap.fit.problem.Saved`.
+        part_of: see `cswap.fit.saved.Saved`.
     """
 
     names: list[Key]

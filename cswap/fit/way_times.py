@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from cswap.engine.order.chooser import Took
-    from cswap.fit.problem import Decided, Key, Problem, Saved, Way
+    from cswap.fit.problem import Problem
+    from cswap.fit.saved import Decided, Key, Saved, Way
     from cswap.fit.seen import Step
 
 RUNS: Final = 8

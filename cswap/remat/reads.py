@@ -62,12 +62,18 @@ class Packed:
     Attributes:
         depth: number of operators between it and bytes that are held; 0: it holds bytes itself.
         tolerance: for errors (cswap/codecs/tolerance.py).
+        is_clone: whether its tensor is the result of a clone.
     """
 
     __slots__ = ()
 
     depth: int
     tolerance: int
+    is_clone: bool = False
+
+
+CLONE: Final = "CloneBackward0"
+"""Name of the type of a clone's node."""
 
 
 facts_of: Final[Callable[[Packed], tuple[int, int]]] = attrgetter("depth", "tolerance")

@@ -7,10 +7,18 @@ ran; later writes into their memory do not change them. So an operator that wrot
 like any other. A tensor is the result of its node if three conditions hold:
 
 * No unknown write came after the node: the tensor's version is 0, or its node is saving it at this
-  moment. An address proves nothing, because it is reused after a tensor is freed.
+  moment, or its node has written in place and nobody else has. An address proves nothing, because
+  it is reused after a tensor is freed.
 * The inputs have their values of that time. For saved inputs this holds, because their unpack
   compares versions. Unsaved inputs are computed again themselves, and `Formula.unseen` counts them.
 * The result has memory of its own, from the first byte of a storage to the last.
+
+Note [an operator that clones what it overwrites]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+In place, SiLU and its relatives save a clone of their argument, and then write. Its node's edge
+leads past the clone to the node that gave the argument. Not in place, a node's edge leads to the
+very node that made the saved tensor. So a node that has saved a clone, and whose edge leads to no
+clone, has written in place. If the version is 1, nobody else has.
 """
 
 from __future__ import annotations
@@ -25,7 +33,14 @@ from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.norms import FULL
 from cswap.remat.operator import Operator
 from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS, operator_of
-from cswap.remat.reads import NotFoundError, Packed, Reader, facts_of, is_number
+from cswap.remat.reads import (
+    CLONE,
+    NotFoundError,
+    Packed,
+    Reader,
+    facts_of,
+    is_number,
+)
 from cswap.remat.recognition import Recognition
 from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
@@ -362,14 +377,25 @@ def is_result(base: torch.Tensor, node: Any, row: Operator | View) -> bool:
         return False
     if not base._version:  # noqa: SLF001
         return True
-    if not isinstance(row, Operator) or not row.saves_result:
+    if not isinstance(row, Operator):
         return False
+    if not row.saves_result:
+        return base._version == 1 and _has_cloned(node, row)  # noqa: SLF001
     if node._raw_saved_result.data is not None:  # noqa: SLF001
         return False
     try:  # Both are None while the node saves its result; later the second raises.
         return node._saved_result is None  # noqa: SLF001
     except RuntimeError:
         return False
+
+
+def _has_cloned(node: Any, row: Operator) -> bool:
+    # See Note [an operator that clones what it overwrites].
+    if not row.operands or row.operands[0].slot != "self":
+        return False
+    packed = node._raw_saved_self.data  # noqa: SLF001
+    below = type(node.next_functions[0][0]).__name__
+    return isinstance(packed, Packed) and packed.is_clone and below != CLONE
 
 
 def _contiguous(sizes: Sequence[int]) -> tuple[int, ...]:

@@ -1,4 +1,4 @@
-"""The advisor over many steps: drift, noise, corrections, the price of a byte, trials."""
+"""The advisor over many steps: drift, noise, corrections, the price of a byte."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cswap
-from cswap.advisor import correction, explore, live_costs
+from cswap.advisor import correction, live_costs
 from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import default_rate, predicted_ratio
@@ -70,7 +70,6 @@ class Run:
 
     @property
     def settled(self):
-        """What it chooses; a step's trial may have been of another."""
         return self.advisor.explain()[0].codec
 
 
@@ -359,33 +358,6 @@ def test_too_small_a_host_limit_raises_the_price():
     assert run.advisor._costs["cpu"].price_s_per_byte > DEFAULT_PRICE_S_PER_BYTE
 
 
-# ------------------------------------------------------------------- trials
-
-
-def test_trials_stay_within_their_share_of_a_step(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("cswap.advisor.advisor.time.perf_counter", lambda: now[0])
-    tried: list[tuple[float, float]] = []
-    run, x = Run(), sparse(0.0, 0, wide=True)
-    advise = run.advisor.choose
-
-    def noted(*args, **options):
-        known = {c.codec: c.cost_s for e in run.advisor.explain() for c in e.candidates}
-        advice = advise(*args, **options)
-        name = "" if advice.codec is None else advice.codec.name
-        if known and name != run.settled:
-            tried.append((known[name] - known[run.settled], now[0]))
-        return advice
-
-    monkeypatch.setattr(run.advisor, "choose", noted)
-    for _ in range(60):
-        run.step(x)
-        now[0] += 0.02
-    assert 0 < len(tried) <= 5 * explore.ENOUGH
-    assert max(extra for extra, _ in tried) <= explore.SHARE * 0.02
-    assert len({at for _, at in tried}) == len(tried)  # there is one site: one trial a step
-
-
 # ----------------------------------------------------------------- policies
 
 
@@ -436,8 +408,7 @@ def test_an_advice_stands_as_long_as_it_is_settled(options, monkeypatch):
     def compared(advisor, advice, kind, **named):
         memory = advice.memory
         memory.uses += 1
-        last = memory.trial is None and memory.advice is advice
-        settled = last and advisor._is_settled(memory, advice.costs, kind)
+        settled = memory.advice is advice and advisor._is_settled(memory, advice.costs, kind)
         memory.uses -= 1
         found.append(stands(advisor, advice, kind, **named))
         assert found[-1] == settled

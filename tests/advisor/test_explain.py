@@ -151,10 +151,10 @@ def test_a_tensor_that_is_computed_again_has_no_earlier_decision_beside_it():
     advisor, x, site = Advisor(SwapConfig(), None), torch.randn(1 << 18), Site("block.0")
     advisor.choose(x, site, 0, tolerance=EXACT, may_keep=True)
     (before,) = advisor.explain()
-    assert advisor.least_price(site, 0, x.nbytes, 1e-9, "cpu") is not None
+    assert advisor.pays_again(site, 0, x.nbytes, 1e-9, "cpu")
     (found,) = advisor.explain()
     assert (found.codec, found.nbytes) == ("remat", x.nbytes)
-    assert advisor.least_price(site, 0, x.nbytes, 1e3, "cpu") is None  # not worth it any more
+    assert not advisor.pays_again(site, 0, x.nbytes, 1e3, "cpu")  # not worth it any more
     assert advisor.explain() == [before]
 
 

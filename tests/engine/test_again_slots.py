@@ -415,22 +415,6 @@ def test_a_graph_that_is_dropped_leaves_nothing(taken):
     assert taken[-4:] == 4 * [True]
 
 
-@pytest.mark.parametrize(("share", "short"), [(1e3, True), (1.01, True), (0.99, False)])
-def test_a_price_at_which_it_is_still_worth_its_time_does_not_end_it(taken, share, short):
-    given = leaves()
-    with swapping() as engine:
-        for _ in range(2):
-            gradients(engine, one, given)
-        places = map(engine.packer.book.place_at, range(4))
-        (worth_at,) = (p.worth_at for p in places if p is not None and p.worth_at is not None)
-        least_price = worth_at[1]
-        (costs,) = engine.advisor._costs.values()
-        costs.price_s_per_byte = share * least_price
-        gradients(engine, one, given)
-        assert engine.stats.by_codec["remat"].count == 2 + short
-    assert taken == [True, short]
-
-
 def test_its_time_in_the_hooks_is_told(monkeypatch, taken):
     given = leaves()
     took: Took = deque()

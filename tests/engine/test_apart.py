@@ -271,6 +271,30 @@ def test_jagged_tensors_leave_and_keep_their_ragged_size():
     assert handle.stats.kept_by_reason["subclass"] == 4  # the batch
 
 
+@pytest.mark.parametrize(
+    "name", ["int8_weight_only_quantized_training", "int8_mixed_precision_training"]
+)
+def test_weights_that_torchao_has_quantised(name):
+    training = pytest.importorskip("torchao.prototype.quantized_training")
+    quantization = pytest.importorskip("torchao.quantization")
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 64))
+    quantization.quantize_(net, getattr(training, name)())
+    batch = torch.randn(512, 128)
+
+    def step():
+        net.zero_grad()
+        net(batch).square().sum().backward()
+        return gradients_of(net)
+
+    expected = step()
+    with cswap.install(net, **OPTIONS) as handle:
+        for _ in range(3):
+            assert all(map(torch.equal, step(), expected))
+    assert handle.stats.swapped
+    assert "subclass" not in handle.stats.kept_by_reason
+
+
 def test_goals_count_and_move_the_parts():
     class Boxing(nn.Sequential):
         def forward(self, y):

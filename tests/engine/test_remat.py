@@ -17,7 +17,6 @@ import cswap
 from cswap.advisor.call_site import Site
 from cswap.codecs.tolerance import EXACT
 from cswap.engine.order.looks import EARLY
-from cswap.engine.recipes import Place
 from cswap.engine.saved.packed import Token
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.trials import Trial
@@ -289,18 +288,15 @@ def test_a_chain_that_disagrees_once_is_used_nowhere_in_its_scope(monkeypatch):
         remat=SimpleNamespace(formula=SimpleNamespace(operator="gelu", layout=None)),
         lane=SimpleNamespace(device=SimpleNamespace(kind="cpu")),
     )
-    recipe: Any = None
-    here, there = Place(recipe, 0), Place(recipe, 0)
     with cswap.install(torch.nn.GELU()) as handle:
         recomputer = handle.engine._state.recomputer
         monkeypatch.setattr(recomputer.trials, "_try", lambda *_: Trial(agrees=True, seconds=1e-6))
-        assert recomputer.is_worth(token, here)
-        assert here.worth_at is not None
+        assert recomputer.is_worth(token)
         refused = Trial(agrees=False, seconds=1e-6, differs=True)
         monkeypatch.setattr(recomputer.trials, "_try", lambda *_: refused)
-        assert recomputer.is_worth(token, here, fresh=True)  # nothing has changed since
-        assert not recomputer.is_worth(token, there, fresh=True)
-        assert not recomputer.is_worth(token, here)
+        assert recomputer.is_worth(token)  # it was tried
+        assert not recomputer.is_worth(token, fresh=True)
+        assert not recomputer.is_worth(token)
 
 
 class Branches(nn.Module):

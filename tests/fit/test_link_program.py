@@ -15,15 +15,10 @@ import torch
 from cswap.fit.goal import TOLERANCE
 from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_rates import LinkRates
-from cswap.fit.problem import MOST_MOMENTS, Key, Problem, Saved, Way, slots
-from cswap.fit.solve import (
-    _Table,
-    _undominated,
-    _useful,
-    seconds_of,
-    within_bytes,
-    within_time,
-)
+from cswap.fit.problem import MOST_MOMENTS, Problem, slots
+from cswap.fit.saved import Key, Saved, Way
+from cswap.fit.solve import seconds_of, within_bytes, within_time
+from cswap.fit.way_program import WayProgram, undominated, useful
 from tests.fit.test_solve import LINK, chosen, over_link, random_problem
 
 pytest.importorskip("scipy")
@@ -38,7 +33,7 @@ def saved(i, nbytes, born, use, *ways):
 
 def solved(problem, limit):
     """The program's own plan: tensors on their way are a flow of bytes, and take its bytes."""
-    return _Table(problem).solve(limit_bytes=limit, limit_s=math.inf)
+    return WayProgram(problem).solve(limit_bytes=limit, limit_s=math.inf)
 
 
 FIRST = saved(9, 1, 10, 11, Way("keep", 1, 0.0))
@@ -301,18 +296,18 @@ def test_a_codec_that_is_worse_in_everything_is_no_choice():
     worse, like_it, less_host = Way("rle", 3, 0.1, host_s=1.0), best._replace(action="csr"), best
     less_host = Way("bitpack", 5, 0.5, host_s=0.5)
     ways = (keep, worse, best, like_it, less_host, again)
-    assert list(_useful(ways)) == [keep, best, less_host, again]
+    assert list(useful(ways)) == [keep, best, less_host, again]
     # What runs again may be forbidden: no codec is worse than that.
-    assert list(_useful((keep, again, worse))) == [keep, again, worse]
+    assert list(useful((keep, again, worse))) == [keep, again, worse]
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(s, marks=pytest.mark.slow) for s in (1, 2))])
 def test_the_plan_of_the_relaxation_is_near_that_of_the_whole_program(seed, monkeypatch):
     problem = random_problem(seed, n=40, linked=True)
     limit_s = 0.2 * sum(max(w.added_s for w in one.ways) for one in problem.saved)
-    monkeypatch.setattr("cswap.fit.solve.FEW", 0)
+    monkeypatch.setattr("cswap.fit.way_program.FEW", 0)
     found = within_time(problem, limit_s)
-    monkeypatch.setattr(_Table, "_decided", lambda _table, shares: np.zeros(len(shares), bool))
+    monkeypatch.setattr(WayProgram, "_decided", lambda _table, shares: np.zeros(len(shares), bool))
     assert found.peak_bytes <= 1.04 * within_time(problem, limit_s).peak_bytes
     assert found.added_s <= 1.001 * limit_s
 
@@ -347,7 +342,7 @@ def test_moments_that_are_left_out_hold_no_more_than_others_of_their_slot(seed):
     n = int(MOST_MOMENTS * rng.integers(1, 4) + rng.integers(0, MOST_MOMENTS))
     rows = rng.integers(0, 3, (n, 4)).astype(float)
     starts = slots(np.flatnonzero(rng.integers(0, 2, n)), n // 2, n)
-    kept, slot = _undominated(rows, starts)
+    kept, slot = undominated(rows, starts)
     assert (np.searchsorted(starts, kept, "right") - 1 == slot).all()
     assert set(slot) == set(range(len(starts)))
     for i in range(n):
@@ -367,7 +362,7 @@ def test_a_limit_that_tensors_of_one_slot_reach_one_after_the_other():
     leaves = saved(2, 64 * MIB, 0, n - 1, *ways)
     problem = Problem([before, after, leaves], over_link(n, 1.0, other_bytes=held))
     limit = 3 * 64 * MIB  # at moment 150 two of them and the others, then all three
-    assert _Table(problem).solve(limit_bytes=limit, limit_s=math.inf) is None
+    assert WayProgram(problem).solve(limit_bytes=limit, limit_s=math.inf) is None
     plan = within_bytes(problem, limit)
     assert plan is not None
     assert plan.counts == {"keep": 3}

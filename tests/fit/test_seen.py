@@ -13,7 +13,7 @@ import torch
 from cswap.fit.exploration import Exploration
 from cswap.fit.link_rates import LinkRates
 from cswap.fit.pace import AIM, LEAST_SHARE, LEAST_TIMED, TIMED, Pace
-from cswap.fit.problem import Key, Saved
+from cswap.fit.saved import Key, Saved
 from cswap.fit.seen import Lap, Step
 
 

@@ -14,6 +14,7 @@ from bench.workloads.modes import held
 from bench.workloads.saved_bytes import SavedBytes
 from cswap.errors import GoalError
 from cswap.fit import solve
+from cswap.fit.way_program import WayProgram
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -212,7 +213,7 @@ def test_a_plan_that_is_larger_than_predicted_gives_way_to_the_next_one(
     measured = []
     for wrong in (False, True):
         solver = is_wrong if wrong else lambda *_, **__: None
-        monkeypatch.setattr(solve._Table, "solve", solver)
+        monkeypatch.setattr(WayProgram, "solve", solver)
         run, handle = start(kind, 0, tight)
         with pytest.raises(GoalError):
             run.train_steps(STEPS)

@@ -17,8 +17,10 @@ import torch
 
 from cswap.engine.recomputer import GOAL_DEPTH, LINK_DEPTH
 from cswap.fit.link_rates import LinkRates
-from cswap.fit.problem import MOST_MOMENTS, Key, Need, OverLink, Problem, Saved, Way, slots, thinned
-from cswap.fit.solve import GAP, NEAR, OFF_PEAK, smallest, within_bytes, within_time
+from cswap.fit.problem import MOST_MOMENTS, OverLink, Problem, slots, thinned
+from cswap.fit.saved import Key, Need, Saved, Way
+from cswap.fit.solve import NEAR, smallest, within_bytes, within_time
+from cswap.fit.way_program import GAP, OFF_PEAK
 
 LINK = LinkRates(1e9, 2e9, 0.8e9)
 

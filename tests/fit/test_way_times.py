@@ -8,7 +8,8 @@ import torch
 from cswap.fit.controller import FitController
 from cswap.fit.goal import TOLERANCE, Goal, most_bytes
 from cswap.fit.goal_chooser import LOOK_EVERY
-from cswap.fit.problem import Decided, Key, Problem, Saved, Way
+from cswap.fit.problem import Problem
+from cswap.fit.saved import Decided, Key, Saved, Way
 from cswap.fit.seen import SeenTensor, Step
 from cswap.fit.way_times import LEAST_RUNS, RUNS, WayTimes
 from tests.fit.test_goal import is_held

@@ -148,7 +148,7 @@ def test_modules_with_a_tensor_that_leaves_keep_their_hooks(install, packs):
 
 
 def test_inputs_of_recomputed_tensors(install, packs, monkeypatch):
-    monkeypatch.setattr("cswap.advisor.advisor.Advisor.least_price", lambda *_, **__: 0.0)
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.pays_again", lambda *_, **__: True)
     training, plain = Training(), Training()
     handle = install(training.model)
     totals = [0]
@@ -168,7 +168,7 @@ def test_inputs_of_recomputed_tensors(install, packs, monkeypatch):
 def test_a_torch_that_does_not_tell_tensors_from_objects(install, packs, monkeypatch, tells):
     monkeypatch.setattr("cswap.quiet_modules.quiet_modules.CAN_TELL", tells)
     monkeypatch.setattr("cswap.engine.recomputer.CAN_TELL", tells)
-    monkeypatch.setattr("cswap.advisor.advisor.Advisor.least_price", lambda *_, **__: 0.0)
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.pays_again", lambda *_, **__: True)
 
     def make():
         torch.manual_seed(0)
@@ -208,7 +208,7 @@ class Around(nn.Module):
 
 
 def test_small_inputs_of_recomputed_tensors_are_seen(install, packs, monkeypatch):
-    monkeypatch.setattr("cswap.advisor.advisor.Advisor.least_price", lambda *_, **__: 0.0)
+    monkeypatch.setattr("cswap.advisor.advisor.Advisor.pays_again", lambda *_, **__: True)
     model = nn.Sequential(nn.Flatten(0), Around(OuterProduct()), nn.GELU(), Around(nn.Tanh()))
     training = Training(model)
     handle = install(model)

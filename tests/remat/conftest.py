@@ -11,7 +11,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from cswap.remat.finder import Finder
-from cswap.remat.reads import Packed
+from cswap.remat.reads import CLONE, Packed
 from cswap.remat.record import Layout, Remat, same_bits
 
 if TYPE_CHECKING:
@@ -131,6 +131,7 @@ class Engine:
         key = (storage._cdata, tensor._version, *where)
         self.saved.append("-" if remat is None else remat.formula.operator)
         packed = Held(tensor) if remat is None else Again(remat, tensor)
+        packed.is_clone = type(tensor.grad_fn).__name__ == CLONE
         self.packed.append(packed)
         if isinstance(packed, Again):
             self.again[key] = packed

@@ -91,6 +91,66 @@ def test_an_operator_in_place_counts_once(engine: Engine, storing: Engine) -> No
     assert same_bits(*grads)
 
 
+CLONING = {
+    "silu": functional.silu,
+    "mish": functional.mish,
+    "hardswish": functional.hardswish,
+    "hardsigmoid": functional.hardsigmoid,
+    "hardtanh": functional.relu6,
+}
+
+
+@pytest.mark.parametrize("name", CLONING)
+def test_an_operator_that_clones_what_it_overwrites(
+    name: str, engine: Engine, storing: Engine
+) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = functional.layer_norm(held(x), (10,))
+        return saver(CLONING[name](y, inplace=True)).sum()
+
+    x = make_leaf(4, 10)
+    grads: list[torch.Tensor] = []
+    for one in (engine, storing):
+        with one.hooks():
+            loss = function(x)
+        grads += torch.autograd.grad(loss, x)
+    assert engine.found == ["layer_norm>clone", name]
+    assert same_bits(*grads)
+
+
+def test_a_result_that_was_written_into_is_not_taken_for_one_in_place(engine: Engine) -> None:
+    with engine.hooks():
+        for argument in (held(make_leaf(4, 10)), held(make_leaf(4, 10)).clone()):
+            y = functional.silu(argument)
+            with torch.no_grad():
+                y.mul_(2)  # its version is 1, too
+            saver(y)
+        z = functional.silu(held(make_leaf(4, 10)).mul(2), inplace=True)
+        with torch.no_grad():
+            z.mul_(2)
+        saver(z)
+    assert "silu" not in engine.found
+
+
+def test_a_cat_of_more_operands_is_another_one(engine: Engine, storing: Engine) -> None:
+    x = make_leaf(6, 10)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        losses = [
+            saver(torch.cat([held(part) for part in x.split(sizes)])).sum()
+            for sizes in ([3, 3], [2, 2, 2], [3, 1, 2])
+        ]
+        return torch.stack(losses).sum()
+
+    grads: list[torch.Tensor] = []
+    for one in (engine, storing):  # which tries the formulas of the others, too
+        with one.hooks():
+            loss = function(x)
+        grads += torch.autograd.grad(loss, x)
+    assert engine.found.count("cat") == 3
+    assert same_bits(*grads)
+
+
 def test_residual_sums_in_place(engine: Engine, storing: Engine) -> None:
     conv, weight, bias = nn.Conv2d(4, 4, 1), make_leaf(4), make_leaf(4)
 

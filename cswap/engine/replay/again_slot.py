@@ -6,8 +6,7 @@ A tensor that is computed again holds no bytes: nothing is to be given back when
 serves other tensors that use the same memory, and the decision between ways to hold the tensor. So
 where the last tensor of a place was computed again, and nobody else needed its handle, the next one
 gets a `Recomputed`. The graph around it is compared with that of the last one (Note [a formula is
-recognised] in recognition.py). If it differs, or if a byte has become cheaper than the tensor's
-time, it goes the general way.
+recognised] in recognition.py). If it differs, it goes the general way, as all do in a look.
 """
 
 from __future__ import annotations
@@ -105,16 +104,9 @@ class AgainSlot(Slot):
         thread, call, number = self.place
         if self.refused != self.trials.refused:
             return False
-        if call != self.steps.call and not self.trials.agreed(
+        return call == self.steps.call or self.trials.agreed(
             self.kind, (thread, self.steps.call, number), self.recipe.tolerance
-        ):
-            return False
-        if self.for_goal:
-            return True
-        if place.worth_at is None:
-            return False
-        position, least_price, _, _ = place.worth_at
-        return position == self.position and advisor.price(self.lane.device.kind) >= least_price
+        )
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Recomputed | None:
         """See `Slot.take`."""

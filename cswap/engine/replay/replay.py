@@ -34,17 +34,18 @@ from cswap.advisor.site_history import Advice
 from cswap.dynamo import leave_alone
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.looks import last_look
-from cswap.engine.packer import kept_in_place
+from cswap.engine.packer import kept_in_place, kind_of_kept
 from cswap.engine.recipe import role_of
 from cswap.engine.recipes import Place
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.replay.slot import CodecSlot
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
-from cswap.engine.saved.packed import Kept, KeptParameter
+from cswap.engine.saved.packed import Kept, KeptClone, KeptParameter
 from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.sender import BY_BUDGET
+from cswap.remat.reads import CLONE
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
@@ -218,7 +219,8 @@ class Replay:
             and not _is_tracing()
             and tensor.layout is _strided
         ):
-            nbytes, sizes, kept_kind, after = tensor.nbytes, None, Kept, 0
+            nbytes, sizes, after = tensor.nbytes, None, 0
+            kept_kind: type[Kept] = Kept
             if kind is Parameter or type(tensor._base) is Parameter:  # noqa: SLF001
                 sizes, kept_kind = self._parameters, KeptParameter
             elif nbytes < self._min_bytes:
@@ -235,6 +237,8 @@ class Replay:
                 if place.stay is not None:
                     return self._stay(tensor, place.stay)
                 sizes, after = self._kept_sizes[place.recipe.keep or "goal"], n + 1
+                if type(tensor.grad_fn).__name__ == CLONE:
+                    kept_kind = KeptClone
             if sizes is not None and not _len_dispatch_modes():
                 try:
                     held = tensor if tensor.is_leaf else tensor.detach()
@@ -307,7 +311,7 @@ class Replay:
         else:
             self._steps.position += 1
             self._stayed.append((stay.reason, stay.key[1]))
-        return kept_in_place(tensor)
+        return kept_in_place(tensor, kind_of_kept(tensor))
 
     def _other(
         self, tensor: torch.Tensor, n: int

@@ -34,7 +34,6 @@ class SlotPlace(Protocol):
     notes: Notes | None
     choice: Choice | None
     formula: Formula | None
-    worth_at: tuple[int, float, int, tuple[int, int, int]] | None
 
 
 class Slot:

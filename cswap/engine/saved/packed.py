@@ -9,7 +9,7 @@ import torch
 
 from cswap.engine.saved.modified import modified_error
 from cswap.errors import InternalError
-from cswap.remat.reads import Packed
+from cswap.remat.reads import CLONE, Packed
 
 if TYPE_CHECKING:
     from cswap.engine.order.looks import Stay
@@ -48,6 +48,13 @@ class Kept(Packed):
         if self.version >= 0 and self.tensor._version != self.version:  # noqa: SLF001
             raise modified_error(self.tensor, self.tensor.shape, self.version)
         return self.tensor
+
+
+class KeptClone(Kept):
+    """The result of a clone, which stays."""
+
+    __slots__ = ()
+    is_clone = True
 
 
 class KeptParameter(Kept):
@@ -111,6 +118,7 @@ class PackedView(Packed):
         "__weakref__",
         "conj",
         "dtype",
+        "is_clone",
         "neg",
         "offset",
         "place",
@@ -123,6 +131,7 @@ class PackedView(Packed):
         self.token = token
         self.place: UnreadPlace | None = None
         self.dtype = tensor.dtype
+        self.is_clone = type(tensor.grad_fn).__name__ == CLONE
         self.sizes = tensor.shape
         self.strides = tensor.stride()
         self.offset = int(tensor.storage_offset())

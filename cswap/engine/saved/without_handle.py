@@ -15,7 +15,7 @@ import weakref
 from typing import TYPE_CHECKING
 
 from cswap.engine.saved.modified import modified_error
-from cswap.remat.reads import Packed
+from cswap.remat.reads import CLONE, Packed
 
 if TYPE_CHECKING:
     import torch
@@ -75,6 +75,7 @@ class WithoutHandle(Packed):
         "counter",
         "dtype",
         "first",
+        "is_clone",
         "lane",
         "nbytes",
         "offset",
@@ -108,6 +109,7 @@ class WithoutHandle(Packed):
     ) -> None:
         """See the attributes. Args: tensor: as autograd saves it."""
         self.recipe = recipe
+        self.is_clone = type(tensor.grad_fn).__name__ == CLONE
         self.offset = 0
         self.lane = lane
         self.shared_use = shared_use

@@ -1,0 +1,357 @@
+"""A goal's plan as a mixed-integer linear program, solved by HiGHS: `WayProgram`.
+
+The variables are the ways of the tensors; over a link, the bytes that move in each slot of the
+step, too (link_program.py).
+
+Note [most tensors are decided by the relaxation]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+With a link, the program of a large model takes HiGHS minutes. Its relaxation, in which a tensor may
+have a share of several ways, takes less than 0.1 s, and gives most tensors one way. So these are
+fixed, and the solver decides about the others. On five models the plan was within 2 % of the
+relaxation's bytes, which no plan can be below. A plan further away than `FAR` is compared with that
+of the whole program, and a program of `FEW` variables is solved whole at once.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.fit.background import is_ending
+from cswap.fit.goal import most_bytes
+from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
+from cswap.fit.problem import FitPlan, Moves, Problem, thinned
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from cswap.fit.saved import Way
+
+TIME_LIMIT_S: Final = 5.0
+"""Of one call of the solver for a whole program."""
+
+FEWER_LIMIT_S: Final = 20.0
+"""The same where the relaxation has decided about most tensors. That takes two seconds, and on a
+busy machine it must not end with another plan."""
+
+GAP: Final = 0.005
+"""Relative distance from the optimum at which the solver stops."""
+
+GAP_OVER_LINK: Final = 0.015
+"""The same with a link: it is there within two seconds, and so ends at the same plan always."""
+
+FEW: Final = 200
+"""Ways of all tensors up to which HiGHS solves the whole program in a second."""
+
+FAR: Final = 0.03
+"""Relative distance of a plan from the relaxation."""
+
+WHOLE: Final = 1e-6
+"""Distance from 0 or 1 up to which a share is taken for that."""
+
+MOST_TRIES: Final = 4
+"""Limits of the program, each smaller than the one before, until its plan holds the one asked."""
+
+OFF_PEAK: Final = 0.25
+"""Worth of a byte at all moments of a step, over that of one at its peak, where host memory is
+device memory: nobody knows there when the program itself holds the most."""
+
+MOST_BYTES: Final = 1e15
+"""A limit that holds nothing down."""
+
+MIB: Final = float(1 << 20)
+MS: Final = 1e3
+
+
+def useful(ways: tuple[Way, ...]) -> Iterator[Way]:
+    """The ways without those than which another codec is better in everything.
+
+    An operator may be forbidden to run again, so it is better than none.
+    """
+
+    def costs(way: Way) -> tuple[float, ...]:
+        return way.held_bytes, way.added_s, way.link_bytes, way.host_s, way.passing_bytes
+
+    better = [way for way in ways if way.action not in (KEEP, REMAT)]
+    for way in ways:
+        mine = costs(way)
+        if way not in better or not any(
+            all(a <= b for a, b in zip(costs(one), mine, strict=True))
+            and (costs(one) != mine or better.index(one) < better.index(way))
+            for one in better
+        ):
+            yield way
+
+
+@dataclass(frozen=True, slots=True)
+class _Variable:
+    """A binary variable: a tensor's way."""
+
+    index: int
+    way: Way
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrays:
+    """A program as HiGHS gets it.
+
+    Attributes:
+        n_ways: the first columns, which are 0 or 1.
+        cost: [columns], to be as small as possible.
+        upper: [columns], the largest values; the smallest are 0.
+        constraints: of scipy.
+    """
+
+    n_ways: int
+    cost: NDArray[np.float64]
+    upper: NDArray[np.float64]
+    constraints: list[Any]
+
+    def best(
+        self,
+        *,
+        fixed: NDArray[np.bool_] | None = None,
+        at: Any = None,
+        whole: bool = True,
+        gap: float = GAP,
+        limit_s: float = TIME_LIMIT_S,
+    ) -> NDArray[np.float64] | None:
+        """The best values [columns] that are found; None: none are.
+
+        Args:
+            fixed: [ways] whether a way has the value ``at``.
+            at: [ways], see ``fixed``.
+            whole: whether ways are 0 or 1; else a tensor may have a share of several.
+            gap: relative distance from the optimum that is near enough.
+            limit_s: seconds for the search.
+        """
+        from scipy.optimize import Bounds, milp
+
+        lower, upper, n = np.zeros_like(self.upper), self.upper.copy(), self.n_ways
+        if fixed is not None:
+            lower[:n][fixed] = upper[:n][fixed] = np.asarray(at)[fixed]
+        found: NDArray[np.float64] | None = milp(
+            self.cost,
+            constraints=self.constraints,
+            integrality=whole * (np.arange(len(self.cost)) < n),
+            bounds=Bounds(lower, upper),
+            options={"time_limit": limit_s, "mip_rel_gap": gap},
+        ).x
+        return found
+
+
+class WayProgram:
+    """A problem as the matrices of a linear program.
+
+    Over a link, a slot stands for several moments, with the most that each tensor takes at one of
+    them. That is too much by some per cent: about as much as a step holds beyond its plan. If no
+    plan is within the limit because of it, each moment counts by itself.
+    """
+
+    def __init__(
+        self, problem: Problem, *, every_moment: bool = False, every_way: bool = False
+    ) -> None:
+        self._problem = problem
+        self._every_moment = every_moment
+        some = iter if every_way else useful
+        ways = ((i, way) for i, s in enumerate(problem.saved) for way in some(s.ways))
+        self._variables = [_Variable(i, way) for i, way in ways]
+
+    def within(self, limit_bytes: float) -> FitPlan | None:
+        """The plan of the least time within so many bytes; None: see `solve`.
+
+        The program knows tensors on their way as a flow of bytes. Where the engine holds more of
+        them (`Problem.under_way`), the program gets a smaller limit.
+        """
+        limit = limit_bytes
+        for _ in range(MOST_TRIES):
+            found = self.solve(limit_bytes=limit, limit_s=math.inf)
+            if found is None or found.peak_bytes <= most_bytes(limit_bytes):
+                return found
+            limit -= found.peak_bytes - limit_bytes
+        return None
+
+    def solve(
+        self, *, limit_bytes: float, limit_s: float, like: FitPlan | None = None
+    ) -> FitPlan | None:
+        """The best plan that HiGHS finds; None: none, or no scipy, or the process ends.
+
+        With a limit of bytes the time is minimised, without one the bytes are.
+
+        Args:
+            limit_bytes: see `found_for`.
+            limit_s: see `found_for`.
+            like: a plan whose ways the tensors are to have: copies and stalls alone are found.
+        """
+        if is_ending():
+            return None
+        try:
+            arrays = self._arrays(limit_bytes, limit_s)
+        except ImportError:
+            return None
+        if like is not None:
+            ways = [self._is_of(like, v) for v in self._variables]
+            x = arrays.best(fixed=np.ones(arrays.n_ways, np.bool_), at=ways, whole=False)
+        else:
+            relaxes = self._problem.over_link is not None and arrays.n_ways > FEW
+            x = self._relaxed(arrays) if relaxes else arrays.best()
+        return None if x is None else self._plan(x)
+
+    def _relaxed(self, arrays: _Arrays) -> NDArray[np.float64] | None:
+        # See Note [most tensors are decided by the relaxation].
+        found, bound = [], -math.inf
+        if (shares := arrays.best(whole=False, gap=GAP_OVER_LINK)) is not None:
+            ways = shares[: arrays.n_ways]
+            decided, most_s = self._decided(ways), FEWER_LIMIT_S
+            found = [
+                arrays.best(fixed=decided, at=np.round(ways), gap=GAP_OVER_LINK, limit_s=most_s)
+            ]
+            bound = (1 + FAR) * arrays.cost @ shares
+        if not found or found[0] is None or arrays.cost @ found[0] > bound:
+            found.append(arrays.best(gap=GAP_OVER_LINK))
+        return min((x for x in found if x is not None), key=lambda x: arrays.cost @ x, default=None)
+
+    def _arrays(self, limit_bytes: float, limit_s: float) -> _Arrays:
+        # Columns: ways; the peak in MiB; the time that is added in ms; those of the link.
+        n, link = len(self._variables), None
+        if self._problem.over_link is not None:
+            link = LinkProgram(self._problem, [(v.index, v.way) for v in self._variables])
+        least_bytes = math.isinf(limit_bytes)
+        added = MS * np.array([v.way.added_s for v in self._variables])
+        n_columns = n + 2 + (0 if link is None else link.n_columns)
+        upper = np.concatenate([np.ones(n), [np.inf if least_bytes else limit_bytes / MIB]])
+        upper = np.append(upper, [MS * limit_s, *([] if link is None else link.upper)])
+        tiny = 1e-4 / (1.0 + added.sum())  # of equal peaks, the fastest
+        cost = np.zeros(n_columns)
+        cost[n : n + 2] = (1.0, tiny) if least_bytes else (0.0, 1.0)
+        if math.isfinite(limit_s) and link is None:
+            cost[:n] = OFF_PEAK * self._mean_bytes()
+        return _Arrays(n, cost, upper, self._constraints(n_columns, added, link))
+
+    def _constraints(
+        self, n_columns: int, added: NDArray[np.float64], link: LinkProgram | None
+    ) -> list[Any]:
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import csr_array, hstack
+
+        n, (nbytes, other, at) = len(self._variables), self._bytes()
+
+        def rows(*blocks: Any, below: Any, above: Any = -np.inf) -> Any:
+            # The first columns; the others are 0.
+            made = hstack([csr_array(block) for block in blocks], format="csr")
+            made.resize(made.shape[0], n_columns)
+            return LinearConstraint(made, above, below)
+
+        def ones(cells: list[tuple[int, int]]) -> Any:
+            row, column = zip(*cells, strict=True)
+            return csr_array((np.ones(len(cells)), (row, column)), (max(row) + 1, n))
+
+        peak = np.full((len(nbytes), 1), -1.0)
+        under_way = [] if link is None else [np.zeros_like(peak), link.under_way()[at]]
+        found = [
+            rows(nbytes, peak, *under_way, below=-other),
+            rows(ones(self._once()), below=1.0, above=1.0),
+        ]
+        if apart := self._apart():
+            cells = [(row, column) for row, columns in enumerate(apart) for column in columns]
+            most_of = np.array([len(columns) - 1.0 for columns in apart])
+            found.append(rows(ones(cells), below=most_of))
+        if together := self._together():
+            row = csr_array(np.vstack([np.eye(n)[a] - np.eye(n)[b] for a, b in together]))
+            found.append(rows(row, below=0.0, above=0.0))
+        if link is None:
+            return [*found, rows(np.append(added, [0.0, -1.0])[None, :], below=0.0)]
+        return [*found, *(LinearConstraint(*row) for row in link.rows())]
+
+    def _is_of(self, plan: FitPlan, variable: _Variable) -> bool:
+        decided = plan.decided.get(self._problem.saved[variable.index].names[0])
+        return decided is not None and decided.action == variable.way.action
+
+    def _decided(self, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
+        # [variables] whether the tensor has one way in the relaxation.
+        owner = np.array([v.index for v in self._variables])
+        several = owner[np.abs(shares - np.round(shares)) > WHOLE]
+        return ~np.isin(owner, several)
+
+    def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
+        # [rows, variables] and the others' [rows], in MiB, and the slot of each row. Without a
+        # link, slots that repeat one before are left out; of moments, those at which no plan holds
+        # more than at another one of their slot.
+        problem = self._problem
+        alone = problem.over_link is None
+        found = [problem.bytes_of(v.index, v.way, moves=alone) for v in self._variables]
+        values = np.array([*found, problem.other_bytes()]) / MIB
+        if self._every_moment:
+            kept, slot = undominated(values.T, problem.slots)
+            values = values[:, kept]
+        else:
+            values = thinned(values, problem.slots)
+            values = np.unique(values, axis=1) if alone else values
+            slot = np.arange(values.shape[1])
+        return values[:-1].T, values[-1], slot
+
+    def _mean_bytes(self) -> NDArray[np.float64]:
+        # [variables] in MiB, over all moments.
+        problem = self._problem
+        return np.array([problem.bytes_of(v.index, v.way).mean() / MIB for v in self._variables])
+
+    def _once(self) -> list[tuple[int, int]]:
+        # (tensor, variable) where the variable decides about the tensor: one of them does.
+        return [(v.index, column) for column, v in enumerate(self._variables)]
+
+    def _apart(self) -> list[list[int]]:
+        # Variables that cannot all be 1: tensors that would be computed from each other in too many
+        # operators.
+        again = {v.index: c for c, v in enumerate(self._variables) if v.way.action == REMAT}
+        chains = self._problem.too_deep
+        return [[again[i] for i in chain] for chain in chains if chain <= again.keys()]
+
+    def _together(self) -> list[tuple[int, int]]:
+        # Pairs of variables that are equal: parts of one storage stay all, or leave all.
+        found, firsts = [], dict[int, int]()
+        for column, v in enumerate(self._variables):
+            part_of = self._problem.saved[v.index].part_of
+            if part_of and v.way.action == KEEP:
+                first = firsts.setdefault(part_of, column)
+                found += [(first, column)] if first != column else []
+        return found
+
+    def _plan(self, x: NDArray[np.float64]) -> FitPlan:
+        n = len(self._variables)
+        chosen = [v for v, value in zip(self._variables, x[:n], strict=True) if value > 0.5]
+        ways = {v.index: v.way for v in chosen}
+        if self._problem.over_link is None:
+            return self._problem.plan(ways)
+        waits, early = x[n + 2 : -N_LARGEST].reshape(N_BLOCKS, -1)[2:4]
+        largest, passing = x[-N_LARGEST:]
+        most = max(waits.max(), early.max()) + largest
+        moves = Moves(int(MIB * most), MIB * passing, float(x[n + 1]) / MS)
+        return self._problem.plan(ways, moves)
+
+
+def undominated(
+    rows: NDArray[np.float64], starts: NDArray[np.intp]
+) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """Moments that have a value above that of each other one of their slot; and the slots.
+
+    Args:
+        rows: [moments, values].
+        starts: [slots] first moment of each.
+    """
+    kept: list[int] = []
+    at: list[int] = []
+    for slot, (start, stop) in enumerate(itertools.pairwise([*starts, len(rows)])):
+        for i in range(start, stop):
+            alike = (rows[start:stop] == rows[i]).all(axis=1)
+            above = (rows[start:stop] >= rows[i]).all(axis=1) & ~alike
+            if not (above.any() or alike[: i - start].any()):
+                kept.append(i)
+                at.append(slot)
+    return np.array(kept, np.intp), np.array(at, np.intp)
