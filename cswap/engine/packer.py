@@ -163,11 +163,7 @@ class Packer:
         if place.recipe.keep is not None:
             self._counters.keep(place.recipe.keep, nbytes)
             return kept_in_place(tensor, kind_of_kept(tensor))
-        if (
-            place.unread is not None
-            and outer is None
-            and (unread := self._unread.take(tensor, place)) is not None
-        ):
+        if place.unread is not None and (unread := self._unread.take(tensor, place)) is not None:
             if place.unread == "numbered":
                 with self._lock:
                     position, _ = order.next_position()
@@ -190,7 +186,7 @@ class Packer:
         packed = self._pack(tensor, place, outer)
         if not isinstance(packed, Kept):
             packed.token.handle.took_s += _now() - start_s
-            if self._unread.seeks and outer is None:
+            if self._unread.seeks:
                 packed.place = place
         observer = self._state.observer
         if observer.seen is not None:

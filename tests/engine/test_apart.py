@@ -93,6 +93,39 @@ def test_a_plain_tensor_in_the_memory_of_a_box_leaves_once():
         assert check(program, **options).deduplicated == 1
 
 
+def test_they_leave_once_in_every_step():
+    class Net(nn.Module):
+        def forward(self, x):
+            y = (x * 2).exp()
+            return unwrap(wrap(y).sin())
+
+    net, x = Net(), leaf(64, 48)
+    with cswap.install(net, **OPTIONS, remat=False) as handle:
+        for _ in range(4):
+            net(x).sum().backward()
+        places = [handle.engine.packer.book.place_at(n) for n in range(3)]
+    assert (handle.stats.swapped, handle.stats.deduplicated) == (8, 4)
+    assert [place is not None and place.slot is not None for place in places] == [
+        True,
+        False,
+        False,
+    ]
+
+
+def test_a_leaf_and_the_box_in_its_memory_share_that():
+    def program(x):
+        return x.sin().sum() + unwrap(wrap(x).sin()).sum()
+
+    assert check(program).kept_by_reason["saved_again"] >= 1
+
+
+def test_a_cast_of_a_parameter_stays():
+    weight = nn.Parameter(Box(torch.randn(48, 48), torch.randn(48, 48)))
+    with cswap.swapping(**OPTIONS) as engine:
+        _ = weight.double().sin()
+    assert engine.stats.kept_by_reason == {"parameter": 1}
+
+
 @pytest.mark.parametrize("first", ["box", "plain"])
 def test_a_box_that_is_written_after_it_was_saved_raises_as_without_cswap(first):
     def program(x):
