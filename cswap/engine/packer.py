@@ -235,7 +235,10 @@ class Packer:
                 token = self._aliases.find(part, part.untyped_storage(), tolerance=COARSE)
             if token is not None:
                 self._sharing.pin(token)
-        is_owned = derives_from_parameter(tensor) or isinstance(tensor, Parameter)
+        try:
+            is_owned = isinstance(tensor, Parameter) or derives_from_parameter(tensor)
+        except Exception:  # a subclass may raise anything, pack may not
+            is_owned = False
         return self._keep(tensor, "parameter" if is_owned else "subclass")
 
     # ----------------------------------------------------------------- recipes

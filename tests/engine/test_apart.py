@@ -282,6 +282,29 @@ def test_a_class_that_cannot_be_trusted_stays(kind):
     assert stats.kept_by_reason["subclass"] == 1
 
 
+class Rude(Box):
+    """It raises where Python code asks for an attribute of torch's."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "__get__":
+            raise ValueError("no")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+
+def test_a_class_with_functions_of_its_own_is_not_asked_by_them():
+    class Make(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return Rude(x.clone(), x.neg())
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.left
+
+    assert check(lambda x: unwrap(Make.apply(x * 2).sin()).sum()).swapped == 2
+
+
 def test_jagged_tensors_leave_and_keep_their_ragged_size():
     torch.manual_seed(0)
     net = nn.Sequential(

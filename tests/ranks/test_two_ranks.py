@@ -26,6 +26,7 @@ SLOW = (
     "fsdp2, installed before",
     "fsdp2, not resharded",
     "tensor parallel",
+    "tensor parallel, all DTensors",
     "tensor parallel, installed before",
     "pipeline, 1f1b",
     "pipeline, gpipe",

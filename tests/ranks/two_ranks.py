@@ -149,8 +149,28 @@ def in_parallel(model):
     return parallel.parallelize_module(model, init_device_mesh("cpu", (WORLD,)), ways)
 
 
-def tensor_parallel(install, *, before=False):
-    return train(install, in_parallel, before=before, same=True)
+def in_sequence(model):
+    """Tensor parallelism in which all activations are DTensors, sharded along the rows."""
+    from torch.distributed.tensor import Replicate, Shard, parallel
+
+    mesh, rows = init_device_mesh("cpu", (WORLD,)), Shard(0)
+    ways = {
+        "0": parallel.PrepareModuleInput(
+            input_layouts=(Replicate(),), desired_input_layouts=(rows,)
+        ),
+        "0.*.norm": parallel.SequenceParallel(sequence_dim=0),
+        "0.*.up": parallel.ColwiseParallel(input_layouts=rows, use_local_output=False),
+        "0.*.down": parallel.RowwiseParallel(output_layouts=rows, use_local_output=False),
+    }
+    model = parallel.parallelize_module(model, mesh, ways)
+    at_end = parallel.PrepareModuleOutput(
+        output_layouts=(rows,), desired_output_layouts=(Replicate(),)
+    )
+    return parallel.parallelize_module(model, mesh, {"0": at_end})
+
+
+def tensor_parallel(install, *, before=False, wrap=in_parallel):
+    return train(install, wrap, before=before, same=True)
 
 
 def pipeline(install, schedule):
@@ -351,6 +371,7 @@ CASES = {
     "fsdp2, not resharded": equals(partial(fsdp, reshard=False)),
     "tensor parallel": equals(tensor_parallel),
     "tensor parallel, installed before": equals(partial(tensor_parallel, before=True)),
+    "tensor parallel, all DTensors": equals(partial(tensor_parallel, wrap=in_sequence)),
     "pipeline, gpipe": equals(partial(pipeline, schedule="ScheduleGPipe")),
     "pipeline, 1f1b": equals(partial(pipeline, schedule="Schedule1F1B")),
     "lossy, chosen": partial(lossy, lossy="int8"),

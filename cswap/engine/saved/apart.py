@@ -69,8 +69,9 @@ class Apart:
             RuntimeError: autograd's own: the wrapper was modified in place since it was saved.
         """
         outer = self.outer
-        if outer.counter._version != outer.version:  # noqa: SLF001
-            raise modified_error(outer.counter, outer.sizes, outer.version)
+        with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - in forward, torch has done so
+            if outer.counter._version != outer.version:  # noqa: SLF001
+                raise modified_error(outer.counter, outer.sizes, outer.version)
         parts = {n: unpack(x) if n in self.packed else x for n, x in self.parts.items()}
         return _made_of(outer, parts)
 
@@ -93,8 +94,10 @@ def take_apart(tensor: torch.Tensor, pack: Callable[[torch.Tensor, Outer], Any])
         names, settings = tensor.__tensor_flatten__()
         parts = {name: getattr(tensor, name) for name in names}
         leaving = [name for name, x in parts.items() if _may_leave(x, tensor)]
-        if not leaving:
-            return None
+        if not leaving or any(
+            isinstance(x, torch.Tensor) and not x.is_leaf for x in parts.values()
+        ):
+            return None  # a history could lead back to the node that saves it
         counter = tensor.detach()
         outer = Outer(tensor, settings, counter)
         trusted = _TRUSTED.get(kind)
@@ -116,7 +119,7 @@ def take_apart(tensor: torch.Tensor, pack: Callable[[torch.Tensor, Outer], Any])
 def _may_leave(part: object, tensor: torch.Tensor) -> bool:
     if type(part) is not torch.Tensor or part.layout is not torch.strided:
         return False
-    if not part.is_leaf or part.is_nested or is_wrapped(part):  # others have a history
+    if part.is_nested or is_wrapped(part):
         return False
     return part.is_floating_point() or not tensor.is_nested
 
