@@ -110,7 +110,7 @@ class Packer:
         chooser, kind = self._state.chooser, type(tensor)
         try:
             if kind is not _Tensor and kind is not Parameter:
-                apart = take_apart(tensor, self.pack)
+                apart = take_apart(tensor, self.pack, self._min_bytes)
                 if apart is not None:
                     return apart
             entered = None if chooser is None else chooser.enter()

@@ -121,7 +121,7 @@ class Recomputer:
             place: where in the step it is saved.
             for_goal: see Note [products are for goals].
         """
-        if not handle.whole or handle.gathered:
+        if not handle.whole or handle.gathered or handle.outer is not None:
             place.note(None)
             return None
         over_link = not _is_unified(place)

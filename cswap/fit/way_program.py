@@ -206,14 +206,15 @@ class WayProgram:
 
     def _relaxed(self, arrays: _Arrays) -> NDArray[np.float64] | None:
         # See Note [most tensors are decided by the relaxation].
-        found, bound = [], -math.inf
+        found: list[NDArray[np.float64] | None] = []
+        bound = -math.inf
         if (shares := arrays.best(whole=False, gap=GAP_OVER_LINK)) is not None:
             ways = shares[: arrays.n_ways]
             decided, most_s = self._decided(ways), FEWER_LIMIT_S
             found = [
                 arrays.best(fixed=decided, at=np.round(ways), gap=GAP_OVER_LINK, limit_s=most_s)
             ]
-            bound = (1 + FAR) * arrays.cost @ shares
+            bound = float((1 + FAR) * arrays.cost @ shares)
         if not found or found[0] is None or arrays.cost @ found[0] > bound:
             found.append(arrays.best(gap=GAP_OVER_LINK))
         return min((x for x in found if x is not None), key=lambda x: arrays.cost @ x, default=None)

@@ -391,7 +391,7 @@ def is_result(base: torch.Tensor, node: Any, row: Operator | View) -> bool:
 
 def _has_cloned(node: Any, row: Operator) -> bool:
     # See Note [an operator that clones what it overwrites].
-    if not row.operands or row.operands[0].slot != "self":
+    if len(row.operands) != 1 or row.operands[0].slot != "self":  # others may promote
         return False
     packed = node._raw_saved_self.data  # noqa: SLF001
     below = type(node.next_functions[0][0]).__name__

@@ -182,6 +182,41 @@ def test_a_written_box_and_the_same_one_again_share_what_was_saved_after_the_wri
     assert (stats.swapped, stats.deduplicated) == (2, 2)
 
 
+def test_a_box_that_is_written_from_some_step_on_is_not_computed_by_the_formula_of_its_memory():
+    def program(x, factor):
+        box = wrap(nn.functional.silu(x * 2))
+        box.mul_(factor)
+        return unwrap(box.cos()).sum()
+
+    def gradients(options):
+        found = []
+        with cswap.swapping(**options) if options is not None else nullcontext():
+            for n in range(6):
+                x = leaf(64, 48)
+                program(x, 1.0 if n < 3 else 0.5).backward()
+                found.append(x.grad)
+        return found
+
+    for options in (OPTIONS, {}):
+        assert all(map(torch.equal, gradients(None), gradients(options)))
+
+
+def test_wrappers_that_are_gone_do_not_stay_for_the_sake_of_their_memory():
+    made = []
+    with cswap.swapping(**OPTIONS):
+        y = (leaf(64, 48) * 2).exp()
+        outs = [y.sin()]
+        for _ in range(100):
+            box = wrap(y)
+            made.append(weakref.ref(box))
+            outs.append(box.cos()[0])
+            del outs[1:], box
+        gc.collect()
+        counters = [o for o in gc.get_objects() if type(o) is Box]
+    assert all(ref() is None for ref in made)
+    assert len(counters) < 30
+
+
 class Redistribute(torch.autograd.Function):
     """Another box of the same parts, as of a DTensor that has the placement already."""
 
@@ -208,6 +243,22 @@ def test_weights_that_were_saved_before_they_were_written_do_not_serve_the_next_
         return found.left  # type: ignore[attr-defined] # of a box
 
     assert torch.equal(gradient_of({}), gradient_of(OPTIONS))
+
+
+def test_a_parameter_that_is_wrapped_anew_is_not_encoded_as_well():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(Box(*(leaf(64, 48, seed=n).detach() for n in (0, 1))))
+
+        def forward(self, x):
+            return x * unwrap(Redistribute.apply(self.weight).sin())
+
+    net = Net()
+    with cswap.install(net, **OPTIONS) as handle:
+        for _ in range(3):
+            net(leaf(64, 48)).sum().backward()
+    assert handle.stats.kept_by_reason["parameter"] == 3 * 2
 
 
 def test_leaves_and_views_of_parameters_stay():
@@ -292,6 +343,45 @@ class Rude(Box):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
+class Shared(Box):
+    """Its copies by ``detach`` share one record of parts."""
+
+    def __init__(self, left, right, record=None):
+        self.record = {"left": left, "right": right} if record is None else record
+
+    left = property(lambda self: self.record["left"], lambda self, x: self.record.update(left=x))
+    right = property(lambda self: self.record["right"], lambda self, x: self.record.update(right=x))
+
+    def __new__(cls, left, right, record=None):
+        return Box.__new__(cls, left, right)
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):  # type: ignore[override]
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].left, args[0].right, args[0].record)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+def test_copies_that_share_their_record_stay_as_they_are():
+    def program(x):
+        y = Unshared.apply(x * 2)
+        out = y.sin()
+        assert y.left.shape == x.shape
+        return unwrap(out.cos()).sum()
+
+    class Unshared(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return Shared(x.clone(), x.neg())
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.left
+
+    stats = check(program)
+    assert stats.kept_by_reason["subclass"] >= 1
+
+
 def test_a_class_with_functions_of_its_own_is_not_asked_by_them():
     class Make(torch.autograd.Function):
         @staticmethod
@@ -323,8 +413,15 @@ def test_jagged_tensors_leave_and_keep_their_ragged_size():
     with cswap.install(net, **OPTIONS) as handle:
         for _ in range(4):
             assert all(map(torch.equal, step(), expected))
+        x = torch.nested.nested_tensor(batch, layout=torch.jagged)
+        out = net(x)
+        relatives: list[Any] = [x, out]
+        longest = [t._get_max_seqlen() for t in relatives]
+        assert longest == [64, 64]  # their cache is shared
+        assert out.to_padded_tensor(0.0).shape == (4, 64, 8)
+        del out
     assert handle.stats.swapped >= 3 * 4  # the inputs of all layers but the first
-    assert handle.stats.kept_by_reason["subclass"] == 4  # the batch
+    assert handle.stats.kept_by_reason["subclass"] == 5  # the batch
 
 
 @pytest.mark.parametrize(

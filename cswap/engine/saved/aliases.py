@@ -64,6 +64,10 @@ LOOK_AT: Final = 4
 """Handles of the same region (at other versions, say) that are considered, the newest first."""
 
 
+MOST_COUNTS: Final = 16
+"""Wrappers of one storage whose writes are counted, before those that are gone are forgotten."""
+
+
 class _Regions:
     """The handles of one storage, by where their region begins.
 
@@ -131,9 +135,12 @@ class _Regions:
         is_new = outer is not None and all(count.owner() is not owner for count in self.counts)
         if outer is not None and is_new:
             self.counts.append(_Count(outer))
-        if moved or (outer is not None and is_new and outer.version):
+        forgets = len(self.counts) > MOST_COUNTS
+        if moved or forgets or (outer is not None and is_new and outer.version):
             for handle in self:
                 handle.is_older = True
+        if forgets:
+            self.counts = [count for count in self.counts if count.owner() is not None]
 
     def candidates(self, start: int) -> Iterator[Handle]:
         """Handles that may hold a tensor that begins at this byte; the newest first.

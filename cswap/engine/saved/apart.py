@@ -11,6 +11,7 @@ Autograd counts in-place operators on the wrapper alone, not on its parts, so th
 is what has to be compared (`Outer.counter`). Nor do the parts have a history: whether the memory is
 an operator's result, which nobody writes uncounted, is the wrapper's to say. Only such results are
 taken apart. What else is saved in their memory shares it until a wrapper has written (aliases.py).
+No part is computed again: the operators that gave its memory do not know the wrapper's writes.
 
 No codec rounds a part: its wrapper may be quantised already, and its layout is its own affair. Of a
 jagged tensor the values leave alone: its offsets are its ragged size, known by their identity.
@@ -32,6 +33,7 @@ from cswap.engine.saved.eligibility import derives_from_parameter, is_tracing, i
 from cswap.engine.saved.modified import modified_error
 from cswap.engine.saved.outer import Outer
 from cswap.engine.transfer.handle import nothing_of
+from cswap.errors import InternalError
 from cswap.log import log
 
 if TYPE_CHECKING:
@@ -72,16 +74,22 @@ class Apart:
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - in forward, torch has done so
             if outer.counter._version != outer.version:  # noqa: SLF001
                 raise modified_error(outer.counter, outer.sizes, outer.version)
-        parts = {n: unpack(x) if n in self.packed else x for n, x in self.parts.items()}
-        return _made_of(outer, parts)
+            parts = {n: unpack(x) if n in self.packed else x for n, x in self.parts.items()}
+            found = _made_of(outer, parts)
+            if found.size() != outer.sizes or found.stride() != outer.strides:
+                raise InternalError(f"{outer.kind.__name__}: made anew, it has another layout")
+        return found
 
 
-def take_apart(tensor: torch.Tensor, pack: Callable[[torch.Tensor, Outer], Any]) -> Apart | None:
+def take_apart(
+    tensor: torch.Tensor, pack: Callable[[torch.Tensor, Outer], Any], least_bytes: int
+) -> Apart | None:
     """The parts of a wrapper that is being saved; None: it stays as it is.
 
     Args:
         tensor: of a subclass.
         pack: for one part that may leave, of a wrapper.
+        least_bytes: of such a part.
     """
     kind = type(tensor)
     if kind.__name__ in _STAY or not _TRUSTED.get(kind, True) or is_tracing():
@@ -93,7 +101,7 @@ def take_apart(tensor: torch.Tensor, pack: Callable[[torch.Tensor, Outer], Any])
             return None
         names, settings = tensor.__tensor_flatten__()
         parts = {name: getattr(tensor, name) for name in names}
-        leaving = [name for name, x in parts.items() if _may_leave(x, tensor)]
+        leaving = [name for name, x in parts.items() if _may_leave(x, tensor, least_bytes)]
         if not leaving or any(
             isinstance(x, torch.Tensor) and not x.is_leaf for x in parts.values()
         ):
@@ -107,6 +115,11 @@ def take_apart(tensor: torch.Tensor, pack: Callable[[torch.Tensor, Outer], Any])
             return None
         for name in leaving:
             setattr(counter, name, nothing_of(parts[name].dtype, parts[name].device))
+        if any(getattr(tensor, name) is not part for name, part in parts.items()):
+            _TRUSTED[kind] = False  # its detached copies share more than the parts
+            for name in leaving:
+                setattr(counter, name, parts[name])
+            return None
     except Exception as error:  # a subclass may raise anything; torch, for some views of parts
         if kind not in _TOLD:
             _TOLD.add(kind)
@@ -116,8 +129,10 @@ def take_apart(tensor: torch.Tensor, pack: Callable[[torch.Tensor, Outer], Any])
     return Apart(outer, {n: pack(x, outer) if n in packed else x for n, x in parts.items()}, packed)
 
 
-def _may_leave(part: object, tensor: torch.Tensor) -> bool:
+def _may_leave(part: object, tensor: torch.Tensor, least_bytes: int) -> bool:
     if type(part) is not torch.Tensor or part.layout is not torch.strided:
+        return False
+    if part.nbytes < least_bytes:
         return False
     if part.is_nested or is_wrapped(part):
         return False
@@ -135,6 +150,8 @@ def _made_of(outer: Outer, parts: dict[str, Any]) -> torch.Tensor:
 def _is_remade(tensor: torch.Tensor, outer: Outer, parts: dict[str, Any]) -> bool:
     # Whether such tensors can be made of their parts, and their detached copies count with them.
     counter, made = outer.counter, _made_of(outer, dict(parts))
+    if tensor.data_ptr():  # it has memory of its own, which the copy would hold
+        return False
     if type(made) is not outer.kind or type(counter) is not outer.kind or counter is tensor:
         return False
     names, settings = made.__tensor_flatten__()  # type: ignore[attr-defined]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import Parameter
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from cswap.schema.tensor import DTYPES
 
@@ -89,6 +90,14 @@ def weak_storage(storage: torch.UntypedStorage) -> StorageWeakRef:
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    # The plain tensors of a wrapper (apart.py), or a tensor itself.
+    if type(tensor) is Parameter or not is_traceable_wrapper_subclass(tensor):
+        return [tensor]
+    names, _ = tensor.__tensor_flatten__()
+    return [part for name in names if isinstance(part := getattr(tensor, name), torch.Tensor)]
+
+
 class OwnedStorages:
     """Storages of a model's parameters and buffers: they outlive the step, whatever is saved.
 
@@ -105,7 +114,7 @@ class OwnedStorages:
         """Take the storages of these tensors, and no others, as owned; whether they are others."""
         self.known = True
         found: dict[int, StorageWeakRef] = {}
-        for tensor in tensors:
+        for tensor in (part for one in tensors for part in _parts(one)):
             kind = type(tensor)
             plain = (kind is Parameter or kind is torch.Tensor) and tensor.layout is _strided
             if plain and not _is_wrapped(tensor):
