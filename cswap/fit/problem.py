@@ -20,7 +20,7 @@ import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.engine.recomputer import GOAL_DEPTH, LINK_DEPTH
-from cswap.fit.saved import Decided
+from cswap.fit.saved import Decided, Way
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator, Mapping
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from cswap.fit.link_rates import LinkRates
-    from cswap.fit.saved import Key, Saved, Way
+    from cswap.fit.saved import Key, Saved
 
 LAG: Final = 2
 """Moments after its save for which a tensor that is encoded is still there."""
@@ -192,7 +192,7 @@ class Problem:
 
         These are tensors for which products run again, and those whose own ways were hidden before.
         Where the room is not enough, of the first only those count after which a tensor has no such
-        way.
+        way; at last, of these, those that are not larger than the tensor that they hide.
 
         Args:
             room_bytes: for saved tensors, if these are stored and all others have their smallest
@@ -205,19 +205,38 @@ class Problem:
         """
         again = {i for i, s in enumerate(self.saved) if s.recomputable}
         products = {i for i in again if self.saved[i].product}
-        hiding = {i for i in products if i + 1 < len(self.saved) and i + 1 not in again}
         late = {i for i in again if before is not None and self.saved[i].names[0] not in before}
+        # By product, the next tensor that has no such way: what lies between is computed from it.
+        hidden = {
+            i: next((j for j in range(i + 1, len(self.saved)) if j not in again), i)
+            for i in products
+        }
+        hiding = {i for i in products if hidden[i] == i + 1}
+        cheap = {i for i in products if self.saved[i].nbytes <= self.saved[hidden[i]].nbytes}
+        cheap -= {i for i in products if hidden[i] == i}
         for found in (products | late, hiding | late, hiding):
-            ways = {
-                i: min(
-                    (w for w in one.ways if not (w.action == REMAT and i in found)),
-                    key=lambda way: way.held_bytes,
-                )
-                for i, one in enumerate(self.saved)
-            }
-            if self.plan(ways).peak_bytes <= room_bytes:
-                return frozenset(self.saved[i].names[0] for i in found)
+            if self._smallest_peak(found) <= room_bytes:
+                return self._firsts(found)
+        # A goal that is nearly out of reach needs these ways the most.
+        if self._smallest_peak(cheap, {hidden[i] for i in cheap}) <= self._smallest_peak(set()):
+            return self._firsts(cheap)
         return frozenset()
+
+    def _firsts(self, found: Collection[int]) -> frozenset[Key]:
+        return frozenset(self.saved[i].names[0] for i in found)
+
+    def _smallest_peak(self, stored: Collection[int], gone: Collection[int] = ()) -> float:
+        # Bytes, if all have their smallest ways but these, which are not computed again; ``gone``
+        # are taken to be.
+        ways = {
+            i: min(
+                (w for w in one.ways if not (w.action == REMAT and i in stored)),
+                key=lambda way: way.held_bytes,
+            )
+            for i, one in enumerate(self.saved)
+        }
+        nothing = {i: Way(REMAT, 0, 0.0) for i in gone}
+        return self.plan({**ways, **nothing}).peak_bytes
 
     def taking(self, plain_s: float | None) -> Problem:
         """The problem of a step that takes so long without cswap. Args: plain_s: None: as it is."""
