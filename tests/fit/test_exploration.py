@@ -6,6 +6,8 @@ import pytest
 import torch
 
 from cswap.fit.exploration import EXPLORED
+from cswap.fit.problem import Problem
+from cswap.fit.saved import Key, Saved, Way
 
 STEPS = 12
 
@@ -76,3 +78,39 @@ def test_what_operators_keep_is_in_the_plan(make_training, install, selectors):
     assert goal.phase == "obeying"
     assert goal.measured_bytes < 1.05 * goal.predicted_bytes
     assert handle.stats.kept_by_reason["excluded"] > 0
+
+
+def step_of(*tensors):
+    """A step's tensors [(MiB, kind)]: "product" and "again" run again, "no" has no such way."""
+    found = []
+    for n, (mib, kind) in enumerate(tensors):
+        nbytes = int(mib * (1 << 20))
+        ways = [Way("keep", nbytes, 0.0), Way("zvc", nbytes * 7 // 8, 1e-3)]
+        ways += [Way("remat", 0, 1e-3)] if kind != "no" else []
+        key = Key(f"m{n}", torch.float32, 0)
+        use = 2 * len(tensors) - n
+        product = kind == "product"
+        found.append(Saved((key,), nbytes, tuple(ways), n, use, use, product=product))
+    return Problem(found)
+
+
+SUM, NORM, LARGE, MASK = (0.5, "product"), (0.5, "again"), (2.0, "no"), (0.1, "no")
+
+
+@pytest.mark.parametrize(
+    ("tensors", "stored"),
+    [
+        ((SUM, NORM, LARGE), {"m0"}),  # the sum hides the product after its norm
+        ((SUM, NORM, (2.0, "product"), NORM, MASK), set()),  # nobody computes a mask
+        ((SUM, (0.4, "no"), NORM), set()),
+        ((SUM, NORM), set()),
+    ],
+)
+def test_a_goal_nearly_out_of_reach_stores_what_hides_a_larger_way(tensors, stored):
+    found = step_of(*tensors).in_the_way(room_bytes=1.0, before=None)
+    assert {key.scope for key in found} == stored
+
+
+def test_where_there_is_room_all_products_are_stored():
+    found = step_of(SUM, NORM, LARGE, (2.0, "product")).in_the_way(1e9, None)
+    assert {key.scope for key in found} == {"m0", "m3"}
