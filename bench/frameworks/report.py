@@ -80,10 +80,12 @@ def summary(document: dict[str, Any]) -> str:
     less = [row for row in found if row["held_of_plain"] <= WANTED]
     short = [row["workload"] for row in less if row["time_of_plain"] <= LONGEST]
     names = ", ".join(row["workload"] for row in less) or "none"
-    peaks = [row["peak_of_plain"] for row in found]
+    peaks = [row["peak_of_plain"] for row in found if row["peak_of_plain"] is not None]
+    of_peaks = ""
+    if peaks:
+        of_peaks = f" The peak of a step is {min(peaks):.2f} to {max(peaks):.2f} of plain's."
     return (
         f"{line} holds at least {1 - WANTED:.0%} less than plain on {len(less)} of {len(found)} "
         f"workloads: {names}. Of these, {len(short)} take at most {LONGEST:.2f} of plain's time: "
-        f"{', '.join(short) or 'none'}. The peak of a step is {min(peaks):.2f} to "
-        f"{max(peaks):.2f} of plain's."
+        f"{', '.join(short) or 'none'}.{of_peaks}"
     )

@@ -268,9 +268,11 @@ def test_each_workload_of_an_installed_package_trains_bit_equal(name, tmp_path, 
 
 def test_the_summary_counts_workloads_that_hold_less_and_those_that_take_little_longer():
     def row(name, held, time, way="cswap"):
-        return {"workload": name, "way": way, "held_of_plain": held, "time_of_plain": time}
+        shares = {"held_of_plain": held, "peak_of_plain": held and held + 0.1}
+        return {"workload": name, "way": way, **shares, "time_of_plain": time}
 
     rows = [row("a", 0.6, 1.05), row("b", 0.7, 1.2), row("c", 0.9, 1.0), row("d", None, None)]
     found = report.summary({"rows": [*rows, row("a", 0.1, 1.0, "cswap int8")]})
     assert "2 of 3 workloads: a, b." in found
     assert "1 take at most 1.10 of plain's time: a." in found
+    assert found.endswith("The peak of a step is 0.70 to 1.00 of plain's.")
