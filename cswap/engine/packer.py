@@ -29,6 +29,7 @@ from cswap.engine.saved.eligibility import (
     is_cast_of_parameter,
     is_tracing,
     is_wrapped,
+    plain_parts,
     reason_to_keep,
 )
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
@@ -38,7 +39,6 @@ from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
 from cswap.engine.transfer.handle import nothing_of
 from cswap.log import log
-from cswap.ranks import local_part
 from cswap.remat.reads import CLONE
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ def kept_in_place(tensor: torch.Tensor, kind: type[Kept] = Kept) -> Kept:
 
 
 def kind_of_kept(tensor: torch.Tensor) -> type[Kept]:
-    """Of the object that keeps a tensor which might have left."""
+    """The class of the object that keeps a tensor which might have left."""
     return KeptClone if type(tensor.grad_fn).__name__ == CLONE else Kept
 
 
@@ -228,9 +228,9 @@ class Packer:
     def _keep_special(self, tensor: torch.Tensor) -> Kept:
         if _is_tracing():  # each look at a tensor would be recorded
             return self._keep(tensor, "tracing")
-        part = local_part(tensor)
-        if type(part) is _Tensor and not is_wrapped(part):
-            # A DTensor that stays holds its part: an encoding of that would come on top.
+        for part in plain_parts(tensor):  # it holds them: an encoding would come on top
+            if is_wrapped(part):
+                continue
             with self._lock:
                 token = self._aliases.find(part, part.untyped_storage(), tolerance=COARSE)
             if token is not None:

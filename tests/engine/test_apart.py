@@ -59,7 +59,7 @@ def check(program, **options):
 
 def test_the_parts_of_a_saved_box_leave_and_come_back():
     stats = check(lambda x: unwrap((wrap(x * 2).sin() * 3).exp()).sum())
-    assert stats.swapped == 4  # both parts of what sin and exp save
+    assert stats.swapped == 4  # both parts of the argument of sin, and of the result of exp
     assert not stats.kept_by_reason
 
 
@@ -117,6 +117,22 @@ def test_a_leaf_and_the_box_in_its_memory_share_that():
         return x.sin().sum() + unwrap(wrap(x).sin()).sum()
 
     assert check(program).kept_by_reason["saved_again"] >= 1
+
+
+def test_a_parameter_of_a_class_that_raises_is_left_alone():
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(Silent(leaf(64, 48).detach(), leaf(64, 48).detach()))
+
+        def forward(self, x):
+            return x.sin()
+
+    net = Net()
+    with cswap.install(net, **OPTIONS) as handle:
+        for _ in range(2):
+            net(leaf(64, 48)).sum().backward()
+    assert handle.stats.packed == 2
 
 
 def test_a_cast_of_a_parameter_stays():

@@ -75,17 +75,24 @@ def test_a_view_of_a_result_that_was_written_into(engine: Engine) -> None:
     assert engine.found == []
 
 
+def gradients(
+    function: Callable[[torch.Tensor], torch.Tensor], x: torch.Tensor, *engines: Engine
+) -> list[torch.Tensor]:
+    """Of a leaf, by each engine. Args: function: gives the loss."""
+    found: list[torch.Tensor] = []
+    for one in engines:
+        with one.hooks():
+            loss = function(x)
+        found += torch.autograd.grad(loss, x)
+    return found
+
+
 def test_an_operator_in_place_counts_once(engine: Engine, storing: Engine) -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         y = functional.layer_norm(held(x), (10,))
         return saver(functional.relu(y, inplace=True)).sum()
 
-    x = make_leaf(4, 10)
-    grads: list[torch.Tensor] = []
-    for one in (engine, storing):
-        with one.hooks():
-            loss = function(x)
-        grads += torch.autograd.grad(loss, x)
+    grads = gradients(function, make_leaf(4, 10), engine, storing)
     assert engine.found == ["layer_norm>relu"]
     assert engine.remats[0].formula.unseen == 0
     assert same_bits(*grads)
@@ -108,12 +115,7 @@ def test_an_operator_that_clones_what_it_overwrites(
         y = functional.layer_norm(held(x), (10,))
         return saver(CLONING[name](y, inplace=True)).sum()
 
-    x = make_leaf(4, 10)
-    grads: list[torch.Tensor] = []
-    for one in (engine, storing):
-        with one.hooks():
-            loss = function(x)
-        grads += torch.autograd.grad(loss, x)
+    grads = gradients(function, make_leaf(4, 10), engine, storing)
     assert engine.found == ["layer_norm>clone", name]
     assert same_bits(*grads)
 
@@ -133,8 +135,6 @@ def test_a_result_that_was_written_into_is_not_taken_for_one_in_place(engine: En
 
 
 def test_a_cat_of_more_operands_is_another_one(engine: Engine, storing: Engine) -> None:
-    x = make_leaf(6, 10)
-
     def function(x: torch.Tensor) -> torch.Tensor:
         losses = [
             saver(torch.cat([held(part) for part in x.split(sizes)])).sum()
@@ -142,11 +142,8 @@ def test_a_cat_of_more_operands_is_another_one(engine: Engine, storing: Engine) 
         ]
         return torch.stack(losses).sum()
 
-    grads: list[torch.Tensor] = []
-    for one in (engine, storing):  # which tries the formulas of the others, too
-        with one.hooks():
-            loss = function(x)
-        grads += torch.autograd.grad(loss, x)
+    # It tries the formulas of the other tensors, too.
+    grads = gradients(function, make_leaf(6, 10), engine, storing)
     assert engine.found.count("cat") == 3
     assert same_bits(*grads)
 

@@ -69,6 +69,7 @@ class Apart:
 
         Raises:
             RuntimeError: autograd's own: the wrapper was modified in place since it was saved.
+            InternalError: its class has made a tensor of another layout of the parts.
         """
         outer = self.outer
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001 - in forward, torch has done so

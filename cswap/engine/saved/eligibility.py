@@ -90,12 +90,18 @@ def weak_storage(storage: torch.UntypedStorage) -> StorageWeakRef:
     return StorageWeakRef(storage)  # type: ignore[no-untyped-call]
 
 
-def _parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    # The plain tensors of a wrapper (apart.py), or a tensor itself.
-    if type(tensor) is Parameter or not is_traceable_wrapper_subclass(tensor):
-        return [tensor]
-    names, _ = tensor.__tensor_flatten__()
-    return [part for name in names if isinstance(part := getattr(tensor, name), torch.Tensor)]
+def plain_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The plain tensors of a wrapper subclass (apart.py); of any other tensor, none."""
+    if type(tensor) is Parameter or type(tensor) is torch.Tensor:
+        return []
+    try:
+        if not is_traceable_wrapper_subclass(tensor):
+            return []
+        names, _ = tensor.__tensor_flatten__()
+        parts = [getattr(tensor, name) for name in names]
+    except Exception:  # a subclass may raise anything
+        return []
+    return [part for part in parts if type(part) is torch.Tensor]
 
 
 class OwnedStorages:
@@ -114,7 +120,7 @@ class OwnedStorages:
         """Take the storages of these tensors, and no others, as owned; whether they are others."""
         self.known = True
         found: dict[int, StorageWeakRef] = {}
-        for tensor in (part for one in tensors for part in _parts(one)):
+        for tensor in (x for one in tensors for x in (one, *plain_parts(one))):
             kind = type(tensor)
             plain = (kind is Parameter or kind is torch.Tensor) and tensor.layout is _strided
             if plain and not _is_wrapped(tensor):
