@@ -103,7 +103,10 @@ class Unpacker:
             state.unread.asked(packed)
         if state.backward_is_next and _current_backward() != NO_BACKWARD:
             self._begin_backward()
-        return packed.unpack()
+        tensor = packed.unpack()
+        if state.chooser is not None:
+            state.chooser.used(tensor if packed.tensor is None else None)
+        return tensor
 
     def _bring_without_handle(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:
         first = packed.first or packed

@@ -363,9 +363,11 @@ class GoalChooser:
         """See `Chooser`."""
         self.step.changed = True
 
-    def used(self) -> None:
+    def used(self, made: torch.Tensor | None = None) -> None:
         """See `Chooser`."""
         self.step.n_uses += 1
+        if made is not None and self.unified:
+            self._used.add(made.untyped_storage())
         if self.unified:
             self.step.ended = self._watch.mark()
 

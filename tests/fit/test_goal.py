@@ -94,6 +94,20 @@ def test_another_meter_measures_the_same_peak(make_training, install):
     assert abs(handle.goal.measured_bytes - resident - peak(handle)) <= inputs + 4096
 
 
+def test_memory_that_backward_does_not_read_counts_while_it_is_there(install):
+    # Most of the step is the input of the pooling, whose backward gets memory of its layout.
+    conv = torch.nn.Conv2d(3, 32, 3)
+    net = torch.nn.Sequential(conv, torch.nn.MaxPool2d(2), torch.nn.Conv2d(32, 8, 3))
+    images, pooled_bytes = torch.randn(8, 3, 34, 34), 8 * 32 * 32 * 32 * 4
+    handle = install(net, fit=3 * pooled_bytes)
+    for _ in range(STEPS):
+        net.zero_grad()
+        net(images).sum().backward()
+    assert handle.goal.phase == "obeying"
+    assert handle.goal.measured_bytes >= pooled_bytes
+    assert handle.stats.device_bytes <= images.nbytes  # which are still there
+
+
 def test_products_are_computed_again_under_a_goal_only(make_training, sizes, install, request):
     mine, plain = make_training("blocks"), make_training("blocks")
     resident, saved = sizes(mine)

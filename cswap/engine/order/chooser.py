@@ -105,8 +105,12 @@ class Chooser(Protocol):
         """Take tensors that are gone off the counts: more come, or somebody looks."""
         ...
 
-    def used(self) -> None:
-        """A tensor that stays was unpacked, or a backward is over."""
+    def used(self, made: torch.Tensor | None = None) -> None:
+        """A tensor was unpacked that is in no plan, or a backward is over.
+
+        Args:
+            made: the tensor, if it has memory of its own from here on.
+        """
         ...
 
     def unpacked(self, packed: PackedView, tensor: torch.Tensor, entered: Any) -> None:
