@@ -115,25 +115,29 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
     all_stay = problem.plan({i: _stays(one) for i, one in enumerate(problem.saved)})
     if all_stay.peak_bytes <= most_bytes(limit_bytes):
         return all_stay
-    # With deeper chains the relaxation decides about fewer tensors, and plans are slower.
-    shallow = problem.up_to(GOAL_DEPTH)
-    found = _within_bytes(shallow, limit_bytes, exact=exact)
-    if found is not None or shallow.too_deep == problem.too_deep:
-        return found
-    return _within_bytes(problem, limit_bytes, exact=exact)
-
-
-def _within_bytes(problem: Problem, limit_bytes: float, *, exact: bool) -> FitPlan | None:
-    for program in _programs(problem) if exact else ():
-        found = program.within(limit_bytes)
-        if found is not None:
-            return found
+    best: FitPlan | None = None
+    for one in _by_depth(problem) if exact else ():
+        best = _solved(one, limit_bytes, math.inf if best is None else best.added_s) or best
+    if best is not None:
+        return best
     found = greedy(problem, limit_bytes, math.inf)
     if found.peak_bytes > most_bytes(limit_bytes):
         return None
     # The search prices copies as if no computation hid them.
     added_s = seconds_of(problem, found) if exact else None
     return found if added_s is None else replace(found, added_s=added_s)
+
+
+def _by_depth(problem: Problem) -> tuple[Problem, ...]:
+    # With deeper chains the relaxation decides about fewer tensors, and plans may be slower; but
+    # small limits need them.
+    shallow = problem.up_to(GOAL_DEPTH)
+    return (problem,) if shallow.too_deep == problem.too_deep else (shallow, problem)
+
+
+def _solved(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan | None:
+    plans = (program.within(limit_bytes, limit_s) for program in _programs(problem))
+    return next((plan for plan in plans if plan is not None), None)
 
 
 def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitPlan:
@@ -144,12 +148,13 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
         limit_s: added to a step; `math.inf` gives the fewest bytes that there are.
         exact: by the solver, if it is there; else greedily.
     """
-    if math.isfinite(limit_s):
-        problem = problem.up_to(GOAL_DEPTH)
-    found = WayProgram(problem).solve(limit_bytes=math.inf, limit_s=limit_s) if exact else None
-    if found is None:
-        return greedy(problem, 0.0, limit_s)
-    return found
+    plans = (
+        WayProgram(one).solve(limit_bytes=math.inf, limit_s=limit_s)
+        for one in (_by_depth(problem) if exact else ())
+    )
+    found = (plan for plan in plans if plan is not None)
+    best = min(found, key=lambda plan: plan.peak_bytes, default=None)
+    return greedy(problem, 0.0, limit_s) if best is None else best
 
 
 def smallest(problem: Problem) -> tuple[FitPlan, ...]:

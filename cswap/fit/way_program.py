@@ -164,15 +164,15 @@ class WayProgram:
         ways = ((i, way) for i, s in enumerate(problem.saved) for way in some(s.ways))
         self._variables = [_Variable(i, way) for i, way in ways]
 
-    def within(self, limit_bytes: float) -> FitPlan | None:
-        """The plan of the least time within so many bytes; None: see `solve`.
+    def within(self, limit_bytes: float, limit_s: float = math.inf) -> FitPlan | None:
+        """The plan of the least time within so many bytes, and seconds; None: see `solve`.
 
         The program knows tensors on their way as a flow of bytes. Where the engine holds more of
         them (`Problem.under_way`), the program gets a smaller limit.
         """
         limit = limit_bytes
         for _ in range(MOST_TRIES):
-            found = self.solve(limit_bytes=limit, limit_s=math.inf)
+            found = self.solve(limit_bytes=limit, limit_s=limit_s)
             if found is None or found.peak_bytes <= most_bytes(limit_bytes):
                 return found
             limit -= found.peak_bytes - limit_bytes

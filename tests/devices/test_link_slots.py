@@ -662,6 +662,38 @@ def test_in_backward_memory_is_bounded_and_the_host_waits_for_nothing(small, cod
     assert engine.stats.prefetch_hits > engine.stats.prefetch_misses
 
 
+def test_as_much_has_gone_out_as_has_come_back(small, codec):
+    engine = small.engine(codec)
+    warm_up(small, engine)
+    packed, values = small.save(engine, N, NUMEL)
+    sources = engine._state.lanes._only.executor.link.sources
+    before = sources.nbytes  # the device stands still, and a host that is ahead sees it so
+    assert MIB <= before <= 4 * MIB
+    came = 0
+    while packed:
+        came += packed[-1].region.source is None
+        back = engine.unpack(packed.pop())
+        small.use(back)
+        assert torch.equal(back, values.pop())
+        del back
+        assert sources.nbytes <= max(0, before - came * MIB)
+    assert N - 4 <= came < N
+    assert sources.nbytes == 0
+
+
+@pytest.mark.usefixtures("much")
+def test_memory_that_was_wanted_early_goes_with_its_tensor(machine, codec):
+    engine = machine.engine(codec)
+    warm_up(machine, engine)
+    packed, values = machine.save(engine, N, NUMEL)
+    link_ = engine._state.lanes._only.executor.link
+    for n in range(N):
+        assert torch.equal(engine.unpack(packed.pop()), values.pop())
+        machine.cuda.synchronize()  # all have been read: but for the next ones, they go
+        link_.pump()
+        assert link_.device_bytes <= (N - 1 - n) * MIB
+
+
 @pytest.mark.parametrize("progress", [0, 40, None], ids=["none", "some", "all"])
 def test_a_graph_that_is_dropped_gives_everything_back(small, progress, codec):
     engine = small.engine(codec)

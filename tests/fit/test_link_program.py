@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 import torch
 
+from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.goal import TOLERANCE
 from cswap.fit.greedy import Search, greedy
 from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import MOST_MOMENTS, Problem, slots
-from cswap.fit.saved import Key, Saved, Way
+from cswap.fit.saved import Key, Need, Saved, Way
 from cswap.fit.solve import seconds_of, within_bytes, within_time
 from cswap.fit.way_program import WayProgram, undominated, useful
 from tests.fit.test_solve import LINK, chosen, over_link, random_problem
@@ -397,3 +398,25 @@ def test_a_plan_within_a_limit_counts_what_the_engine_may_hold_on_the_way(seed):
         for i, way in ways.items():
             held += problem.bytes_of(i, way, moves=False)
         assert held.max() <= limit * (1 + TOLERANCE) + 1 or plan.under_way_bytes == 0
+
+
+def test_deeper_chains_are_taken_where_they_are_faster():
+    # Two tensors of three operators each: both again are six in a row, and the link is slow.
+    held = np.zeros(MOMENTS)
+    held[10] = 136 * MIB
+    raw, again = Way("raw", 0, 0.0, link_bytes=64 * MIB), Way("remat", 0, 1e-4)
+    keep = Way("keep", 64 * MIB, 0.0)
+    first = saved(0, 64 * MIB, 0, 19, keep, raw, again)
+    below = Need(first.names[0], 3)
+    both = [
+        replace(first, depth=3),
+        replace(saved(1, 64 * MIB, 1, 18, keep, raw, again), needs=(below,), depth=3),
+    ]
+    problem = Problem([FIRST, *both], over_link(MOMENTS, 0.0005, other_bytes=held))
+    assert not problem.too_deep
+    assert problem.up_to(GOAL_DEPTH).too_deep
+    plan = within_bytes(problem, 190 * MIB)  # neither can stay
+    assert plan is not None
+    assert of_two(plan) == {"remat": 2}
+    assert plan.added_s == pytest.approx(2e-4, abs=1e-5)
+    assert of_two(within_time(problem, 3e-4)) == {"remat": 2}

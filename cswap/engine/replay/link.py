@@ -82,6 +82,7 @@ class Link:
         self._slots: set[RegionSlot] = set()  # with regions
         self._order = BackwardOrder()
         self._ahead_bytes = self._most_ahead = self._furthest = self.planned_bytes = 0
+        self._came_bytes = 0  # back to the computation, in this backward
 
     # --------------------------------------------------------------------- back
 
@@ -89,6 +90,7 @@ class Link:
         """A backward begins."""
         with self._lock:
             self._order.begin()
+            self._came_bytes = 0
             for region in self.alive:
                 region.asked = False
 
@@ -144,7 +146,9 @@ class Link:
                     memory.record_stream(stream)
             if expected:
                 self._bring_ahead(slot.turn, region.step)
-            self.sources.let_go(self.sources.most_bytes)
+            # The host may be far ahead of the copies out. Where so many bytes have come back, as
+            # many have gone out beside them: the computation does not wait for these.
+            self.sources.let_go(max(0, self.sources.most_bytes - self._came_bytes))
         return memory
 
     def _take(self, region: Region, stream: Any, *, first: bool) -> torch.Tensor:
@@ -159,6 +163,7 @@ class Link:
             if stream is not region.home:
                 memory.record_stream(stream)
             region.memory = None
+            self._came_bytes += region.slot.nbytes
         except BaseException:
             self._device.drain()  # a side stream may be writing memory that nobody holds now
             raise

@@ -25,6 +25,7 @@ class Sources:
         """Args: streams: of the device; counters: the engine's."""
         self._streams, self._counters = streams, counters
         self._regions: deque[Region] = deque()
+        self._wanted: list[Region] = []  # that have been read, and are held while they are alive
         self.nbytes = self.most_bytes = 0
 
     def add(self, region: Region) -> None:
@@ -47,12 +48,22 @@ class Sources:
                     return
                 self._streams.stall(oldest.stream, oldest.read)
             regions.popleft()
-            nbytes = oldest.slot.nbytes
-            self.nbytes -= nbytes
-            if oldest.source is not None and not (oldest.wanted or oldest.stays):
-                oldest.source = None  # if it was modified, unpack raises
-                oldest.held_bytes -= nbytes
-                self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
+            self.nbytes -= oldest.slot.nbytes
+            if not self._forget(oldest):
+                self._wanted.append(oldest)
+        if self._wanted:
+            self._wanted = [region for region in self._wanted if not self._forget(region)]
+
+    def _forget(self, region: Region) -> bool:
+        # Of one that has been read: whether its own memory is not held any more.
+        if region.source is None:
+            return True
+        if (region.wanted or region.stays) and region.owner() is not None:
+            return False
+        region.source, nbytes = None, region.slot.nbytes  # if it was modified, unpack raises
+        region.held_bytes -= nbytes
+        self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
+        return True
 
     def drop(self, region: Region) -> None:
         """Let go of one, wherever it is in the order."""
@@ -64,6 +75,7 @@ class Sources:
 
     def recount(self, alive: list[Region]) -> None:
         """After an interrupt: add up again. Args: alive: all regions that may have one."""
+        self._wanted.clear()
         missed = [r for r in alive if r not in self._regions]
         self._regions.extend(missed)
         self._regions = deque(r for r in self._regions if r.source is not None)
