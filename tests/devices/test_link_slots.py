@@ -662,23 +662,26 @@ def test_in_backward_memory_is_bounded_and_the_host_waits_for_nothing(small, cod
     assert engine.stats.prefetch_hits > engine.stats.prefetch_misses
 
 
-def test_as_much_has_gone_out_as_has_come_back(small, codec):
-    engine = small.engine(codec)
+def test_as_much_has_gone_out_as_has_come_back(small):
+    engine = small.engine("raw")
     warm_up(small, engine)
-    packed, values = small.save(engine, N, NUMEL)
-    sources = engine._state.lanes._only.executor.link.sources
-    before = sources.nbytes  # the device stands still, and a host that is ahead sees it so
-    assert MIB <= before <= 4 * MIB
-    came = 0
-    while packed:
-        came += packed[-1].region.source is None
-        back = engine.unpack(packed.pop())
-        small.use(back)
-        assert torch.equal(back, values.pop())
-        del back
-        assert sources.nbytes <= max(0, before - came * MIB)
-    assert N - 4 <= came < N
-    assert sources.nbytes == 0
+    link_ = engine._state.lanes._only.executor.link
+    for _ in range(2):
+        packed, values = small.save(engine, N, NUMEL)
+        before = link_.sources.nbytes  # a host that is ahead sees none of them read
+        assert MIB < before <= 4 * MIB
+        came = 0
+        while packed:
+            came += packed[-1].region.source is None
+            back = engine.unpack(packed.pop())
+            small.use(back)
+            assert torch.equal(back, values.pop())
+            del back
+            assert link_._came_bytes == came * MIB
+            assert link_.sources.nbytes <= max(0, before - came * MIB)
+        assert N - 4 <= came < N
+        engine._end_backward()
+        engine.begin_step()
 
 
 @pytest.mark.usefixtures("much")
@@ -692,6 +695,25 @@ def test_memory_that_was_wanted_early_goes_with_its_tensor(machine, codec):
         machine.cuda.synchronize()  # all have been read: but for the next ones, they go
         link_.pump()
         assert link_.device_bytes <= (N - 1 - n) * MIB
+
+
+@pytest.mark.usefixtures("much")
+def test_a_region_whose_last_tensor_was_wanted_early_holds_the_next_one_until_it_is_read(machine):
+    engine = machine.engine("raw")
+    warm_up(machine, engine, 1)
+    (packed,), (value,) = machine.save(engine, 1, NUMEL)
+    region, link_ = packed.region, engine._state.lanes._only.executor.link
+    region.wanted = True
+    machine.cuda.synchronize()
+    link_.pump()
+    assert region.source is not None
+    del packed
+    with link_._lock:  # as if it died in another thread, while dead ones are released
+        link_._free(region)
+        region.source, region.wanted = value, False
+        link_.sources.let_go(MIB)
+        assert region.source is value
+        region.source = None
 
 
 @pytest.mark.parametrize("progress", [0, 40, None], ids=["none", "some", "all"])

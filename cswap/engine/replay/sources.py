@@ -25,7 +25,7 @@ class Sources:
         """Args: streams: of the device; counters: the engine's."""
         self._streams, self._counters = streams, counters
         self._regions: deque[Region] = deque()
-        self._wanted: list[Region] = []  # that have been read, and are held while they are alive
+        self._read: list[Region] = []  # that are held nonetheless: they are wanted, or stay
         self.nbytes = self.most_bytes = 0
 
     def add(self, region: Region) -> None:
@@ -40,30 +40,29 @@ class Sources:
         The user's stream waits for these to be read; the host does not. Their memory is used again
         by computation that comes after that wait.
         """
-        regions = self._regions
+        regions, read = self._regions, self._read
         while regions:
             oldest = regions[0]
             if not oldest.read.query():
                 if self.nbytes <= most_bytes:
-                    return
+                    break
                 self._streams.stall(oldest.stream, oldest.read)
             regions.popleft()
             self.nbytes -= oldest.slot.nbytes
-            if not self._forget(oldest):
-                self._wanted.append(oldest)
-        if self._wanted:
-            self._wanted = [region for region in self._wanted if not self._forget(region)]
-
-    def _forget(self, region: Region) -> bool:
-        # Of one that has been read: whether its own memory is not held any more.
-        if region.source is None:
-            return True
-        if (region.wanted or region.stays) and region.owner() is not None:
-            return False
-        region.source, nbytes = None, region.slot.nbytes  # if it was modified, unpack raises
-        region.held_bytes -= nbytes
-        self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
-        return True
+            read.append(oldest)
+        if not read:
+            return
+        held: list[Region] = []
+        for region in read:
+            if region.source is None:
+                continue
+            if (region.wanted or region.stays) and region.owner() is not None:
+                held.append(region)
+                continue
+            region.source, nbytes = None, region.slot.nbytes  # if it was modified, unpack raises
+            region.held_bytes -= nbytes
+            self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
+        self._read = held
 
     def drop(self, region: Region) -> None:
         """Let go of one, wherever it is in the order."""
@@ -71,11 +70,13 @@ class Sources:
         if region in self._regions:
             self._regions.remove(region)
             self.nbytes -= region.slot.nbytes
+        elif region in self._read:
+            self._read.remove(region)  # it may hold another tensor soon
         region.source = None
 
     def recount(self, alive: list[Region]) -> None:
         """After an interrupt: add up again. Args: alive: all regions that may have one."""
-        self._wanted.clear()
+        self._read.clear()
         missed = [r for r in alive if r not in self._regions]
         self._regions.extend(missed)
         self._regions = deque(r for r in self._regions if r.source is not None)
