@@ -105,7 +105,7 @@ class Unpacker:
             self._begin_backward()
         tensor = packed.unpack()
         if state.chooser is not None:
-            state.chooser.used(tensor)
+            state.chooser.used(tensor if packed.tensor is None else None)
         return tensor
 
     def _bring_without_handle(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:

@@ -366,7 +366,7 @@ class GoalChooser:
     def used(self, made: torch.Tensor | None = None) -> None:
         """See `Chooser`."""
         self.step.n_uses += 1
-        if made is not None and self.unified:
+        if made is not None and self.unified and threading.get_ident() == self._thread:
             self._used.add(made.untyped_storage())
         if self.unified:
             self.step.ended = self._watch.mark()

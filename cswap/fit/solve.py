@@ -117,7 +117,7 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         return all_stay
     best: FitPlan | None = None
     for one in _by_depth(problem) if exact else ():
-        best = _solved(one, limit_bytes, math.inf if best is None else best.added_s) or best
+        best = _solved(one, limit_bytes, best)
     if best is not None:
         return best
     found = greedy(problem, limit_bytes, math.inf)
@@ -135,8 +135,12 @@ def _by_depth(problem: Problem) -> tuple[Problem, ...]:
     return (problem,) if shallow.too_deep == problem.too_deep else (shallow, problem)
 
 
-def _solved(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan | None:
-    plans = (program.within(limit_bytes, limit_s) for program in _programs(problem))
+def _solved(problem: Problem, limit_bytes: float, best: FitPlan | None) -> FitPlan | None:
+    # The program's plan, or the best one so far, if that is as fast.
+    if best is not None:
+        found = WayProgram(problem).within(limit_bytes, best.added_s)
+        return best if found is None or found.added_s >= best.added_s else found
+    plans = (program.within(limit_bytes) for program in _programs(problem))
     return next((plan for plan in plans if plan is not None), None)
 
 

@@ -677,7 +677,7 @@ def test_as_much_has_gone_out_as_has_come_back(small):
             small.use(back)
             assert torch.equal(back, values.pop())
             del back
-            assert link_._came_bytes == came * MIB
+            assert link_.sources.came_bytes == came * MIB
             assert link_.sources.nbytes <= max(0, before - came * MIB)
         assert N - 4 <= came < N
         engine._end_backward()

@@ -104,7 +104,7 @@ def test_memory_that_backward_does_not_read_counts_while_it_is_there(install):
         net.zero_grad()
         net(images).sum().backward()
     assert handle.goal.phase == "obeying"
-    assert handle.goal.measured_bytes >= pooled_bytes
+    assert pooled_bytes <= handle.goal.measured_bytes < 2 * pooled_bytes
     assert handle.stats.device_bytes <= images.nbytes  # which are still there
 
 

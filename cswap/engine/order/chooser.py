@@ -109,7 +109,7 @@ class Chooser(Protocol):
         """A tensor was unpacked that is in no plan, or a backward is over.
 
         Args:
-            made: the tensor, if nothing else has counted its memory.
+            made: the tensor, if it has memory of its own from here on.
         """
         ...
 

@@ -11,7 +11,10 @@ become larger than its reserve is copied once more, whole.
 Memory is bounded in the order of the device, whatever the host's lead:
 
 sources   tensors that a side stream has yet to read. Those that have been read are let go when the
-          next tensor comes; beyond a bound, the user's stream waits for the oldest.
+          next tensor comes, but for those that backward wants next; beyond a bound, the user's
+          stream waits for the oldest. In backward, the bound falls with each tensor that comes
+          back: the link has carried as much out meanwhile, even if the host, far ahead of the
+          device, has not seen it.
 scratch   two rings: of encodings on their way out, and on their way back.
 ahead     tensors that come back before they are asked for, up to a bound.
 """
@@ -82,7 +85,6 @@ class Link:
         self._slots: set[RegionSlot] = set()  # with regions
         self._order = BackwardOrder()
         self._ahead_bytes = self._most_ahead = self._furthest = self.planned_bytes = 0
-        self._came_bytes = 0  # back to the computation, in this backward
 
     # --------------------------------------------------------------------- back
 
@@ -90,7 +92,6 @@ class Link:
         """A backward begins."""
         with self._lock:
             self._order.begin()
-            self._came_bytes = 0
             for region in self.alive:
                 region.asked = False
 
@@ -146,9 +147,7 @@ class Link:
                     memory.record_stream(stream)
             if expected:
                 self._bring_ahead(slot.turn, region.step)
-            # The host may be far ahead of the copies out. Where so many bytes have come back, as
-            # many have gone out beside them: the computation does not wait for these.
-            self.sources.let_go(max(0, self.sources.most_bytes - self._came_bytes))
+            self.sources.let_go(max(0, self.sources.most_bytes - self.sources.came_bytes))
         return memory
 
     def _take(self, region: Region, stream: Any, *, first: bool) -> torch.Tensor:
@@ -163,7 +162,8 @@ class Link:
             if stream is not region.home:
                 memory.record_stream(stream)
             region.memory = None
-            self._came_bytes += region.slot.nbytes
+            if first:
+                self.sources.came_bytes += region.slot.nbytes
         except BaseException:
             self._device.drain()  # a side stream may be writing memory that nobody holds now
             raise

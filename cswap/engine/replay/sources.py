@@ -19,19 +19,21 @@ class Sources:
     Attributes:
         nbytes: of them.
         most_bytes: that they may have: beyond that, the user's stream waits for the oldest.
+        came_bytes: that have come back since the newest of them was saved.
     """
 
     def __init__(self, streams: SideStreams, counters: Counters) -> None:
         """Args: streams: of the device; counters: the engine's."""
         self._streams, self._counters = streams, counters
         self._regions: deque[Region] = deque()
-        self._read: list[Region] = []  # that are held nonetheless: they are wanted, or stay
-        self.nbytes = self.most_bytes = 0
+        self._held: list[Region] = []  # that have been read, and are wanted, or stay
+        self.nbytes = self.most_bytes = self.came_bytes = 0
 
     def add(self, region: Region) -> None:
         """A tensor's own memory is about to be read."""
         self._regions.append(region)
         self.nbytes += region.slot.nbytes
+        self.came_bytes = 0
         self.let_go(self.most_bytes)
 
     def let_go(self, most_bytes: int) -> None:
@@ -40,7 +42,7 @@ class Sources:
         The user's stream waits for these to be read; the host does not. Their memory is used again
         by computation that comes after that wait.
         """
-        regions, read = self._regions, self._read
+        regions, read = self._regions, self._held
         while regions:
             oldest = regions[0]
             if not oldest.read.query():
@@ -62,21 +64,21 @@ class Sources:
             region.source, nbytes = None, region.slot.nbytes  # if it was modified, unpack raises
             region.held_bytes -= nbytes
             self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
-        self._read = held
+        self._held = held
 
     def drop(self, region: Region) -> None:
-        """Let go of one, wherever it is in the order."""
+        """Let go of one, whether it has been read or not."""
         region.stream.wait_event(region.read)
         if region in self._regions:
             self._regions.remove(region)
             self.nbytes -= region.slot.nbytes
-        elif region in self._read:
-            self._read.remove(region)  # it may hold another tensor soon
+        elif region in self._held:
+            self._held.remove(region)  # it may hold another tensor soon
         region.source = None
 
     def recount(self, alive: list[Region]) -> None:
         """After an interrupt: add up again. Args: alive: all regions that may have one."""
-        self._read.clear()
+        self._held.clear()
         missed = [r for r in alive if r not in self._regions]
         self._regions.extend(missed)
         self._regions = deque(r for r in self._regions if r.source is not None)
