@@ -5,8 +5,9 @@ Note [times of a host that is ahead]
 In an explored step the host is slow, and a GPU waits for it between any two tensors. So the time
 between its events there is the host's. A marked step has the same hooks, which do next to nothing:
 the host is ahead as in a plain step, and the events tell the time of the computation. It needs the
-memory of a plain step. Where the host is not ahead, the device has waited for the mark, too: that
-time is taken out.
+memory of a plain step. Where the host is not ahead, the device has waited for the hook, too: that
+time is taken out. A hook takes longer than its mark, by a factor that nobody sees at one hook. It
+is the one with which the step takes as long as a plain one, which was timed before.
 """
 
 from __future__ import annotations
@@ -30,12 +31,27 @@ if TYPE_CHECKING:
 LEAST_AHEAD_S: Final = 3e-5
 """The host is ahead of the device if it is by so much: by two or three operators."""
 
+MOST_OF_HOOK: Final = 16.0
+"""Most seconds of a hook, over those of its mark."""
+
+TRIES: Final = 12
+"""Halvings of the interval in which this factor lies."""
+
 
 class Marked(NamedTuple):
     """The object that autograd holds. Attributes: number: of the save; kept: its tensor."""
 
     number: int
     kept: Kept
+
+
+class _Interval(NamedTuple):
+    """Seconds from one mark to the next: of the device, of the host without marks, of the mark."""
+
+    moment: int
+    device_s: float
+    host_s: float
+    mark_s: float
 
 
 class MarkedStep:
@@ -73,12 +89,13 @@ class MarkedStep:
         self._is_on = False
         self._marks.clear()
 
-    def times(self, explored: Step, step: Step) -> Times | None:
+    def times(self, explored: Step, step: Step, plain_s: float) -> Times | None:
         """The times at the moments of an explored step.
 
         Args:
             explored: the other step.
             step: the record of this one, which has ended.
+            plain_s: seconds of a plain step.
 
         Returns:
             None: they did not save and use the same tensors in the same order.
@@ -91,19 +108,36 @@ class MarkedStep:
         if [lap.is_use for lap in explored.laps] != [is_use for is_use, _ in marks]:
             return None
         n_moments, watch = explored.n_moments, self._watch
-        durations, ahead = np.zeros(n_moments), np.zeros(n_moments)
         moments = [min(lap.moment, n_moments - 1) for lap in explored.laps]
-        durations[moments[0]] = watch.seconds(step.began, marks[0][1])
-        lead_s = marked_lead_s = waited_s = 0.0  # of the host, without the marks and with them
-        for moment, ((_, a), (_, b)) in zip(moments[1:], pairwise(marks), strict=True):
-            device_s, host_s = watch.seconds(a, b), watch.host_seconds(a, b)
-            mark_s = -watch.host_seconds(a, a)  # it ends before it begins
-            marked_lead_s = max(0.0, marked_lead_s + device_s - host_s - mark_s)
-            if marked_lead_s < LEAST_AHEAD_S:
-                mark_s = min(mark_s, device_s)
-                device_s -= mark_s
-                waited_s += mark_s
-            lead_s = max(0.0, lead_s + device_s - host_s)
-            durations[moment] += device_s
-            ahead[moment:] = lead_s
-        return Times(durations, ahead, max(step.step_s - waited_s, 1e-9))
+        first_s = watch.seconds(step.began, marks[0][1])
+        intervals = [
+            # A mark ends before it begins.
+            _Interval(m, watch.seconds(a, b), watch.host_seconds(a, b), -watch.host_seconds(a, a))
+            for m, ((_, a), (_, b)) in zip(moments[1:], pairwise(marks), strict=True)
+        ]
+
+        def found(of_hook: float) -> Times:
+            durations, ahead = np.zeros(n_moments), np.zeros(n_moments)
+            durations[moments[0]] = first_s
+            lead_s = marked_lead_s = waited_s = 0.0  # of the host, without the hooks and with them
+            for moment, device_s, host_s, mark_s in intervals:
+                marked_lead_s = max(0.0, marked_lead_s + device_s - host_s - mark_s)
+                hook_s = of_hook * mark_s
+                if marked_lead_s < LEAST_AHEAD_S:
+                    hook_s = min(hook_s, device_s)
+                    device_s -= hook_s
+                    waited_s += hook_s
+                lead_s = max(0.0, lead_s + device_s - host_s)
+                durations[moment] += device_s
+                ahead[moment:] = lead_s
+            return Times(durations, ahead, max(step.step_s - waited_s, 1e-9))
+
+        least, most = 1.0, MOST_OF_HOOK
+        times = found(least)
+        if times.step_s <= plain_s:
+            return times
+        for _ in range(TRIES):
+            of_hook = (least + most) / 2
+            times = found(of_hook)
+            least, most = (of_hook, most) if times.step_s > plain_s else (least, of_hook)
+        return times

@@ -64,8 +64,9 @@ class PlainSteps:
             return True
         self._n += 1
         if self._marked is not None:
-            times = self._marked.times(self._explored, step)
-            if times is not None and times.step_s <= LONGEST_MARKED * (self._pace.plain_s or 0.0):
+            plain_s = self._pace.plain_s or 0.0
+            times = self._marked.times(self._explored, step, plain_s)
+            if times is not None and times.step_s <= LONGEST_MARKED * plain_s:
                 self.times = times
         elif self._n < PLAIN_STEPS:
             return False

@@ -19,6 +19,9 @@ from tests.fit import test_seen
 MARK_S = 0.25
 """Seconds of the host for a mark."""
 
+LONG_S = 1e9
+"""Seconds of a plain step, so many that hooks take no longer than their marks."""
+
 
 class Mark(NamedTuple):
     device_s: float
@@ -82,7 +85,7 @@ def marked(intervals):
 
 def test_a_host_that_is_ahead_leaves_the_devices_times():
     step, record = marked([(1.0, 0.1)] * 6)
-    times: Any = step.times(explored("sksuu"), record)
+    times: Any = step.times(explored("sksuu"), record, LONG_S)
     # The use of the tensor that stays has no moment; what stays has that of the next one.
     assert list(times.durations) == [1.0, 2.0, 1.0, 2.0]
     assert times.host_ahead == pytest.approx([0.0, 1.8, 2.7, 4.25])
@@ -92,7 +95,7 @@ def test_a_host_that_is_ahead_leaves_the_devices_times():
 def test_where_the_host_is_behind_its_marks_are_no_computation():
     # The device waits for each hook: 0.5 s of the program's host, and the mark before it.
     step, record = marked([(0.5 + MARK_S, 0.5)] * 6)
-    times: Any = step.times(explored("sksuu"), record)
+    times: Any = step.times(explored("sksuu"), record, LONG_S)
     assert times.durations == pytest.approx([0.75, 1.0, 0.5, 1.25])
     assert not times.host_ahead.any()
     assert times.step_s == pytest.approx(6 * 0.75 - 4 * MARK_S)
@@ -100,7 +103,7 @@ def test_where_the_host_is_behind_its_marks_are_no_computation():
 
 def test_a_lead_that_was_lost_is_not_owed():
     step, record = marked([(1.0, 1.0), (0.1, 0.5), *[(1.0, 0.1)] * 4])
-    times: Any = step.times(explored("sksuu"), record)
+    times: Any = step.times(explored("sksuu"), record, LONG_S)
     # The second hook finds the host behind by 0.5 s, which the device has waited for.
     assert times.host_ahead == pytest.approx([0.0, 0.9, 1.8, 3.35])
 
@@ -108,13 +111,13 @@ def test_a_lead_that_was_lost_is_not_owed():
 @pytest.mark.parametrize("kinds", ["", "ss", "skuu", "sksu", "sksuuu", "skusu", "ssksuuu"])
 def test_another_step_has_no_times(kinds):
     step, record = marked([(1.0, 0.1)] * 6)
-    assert step.times(explored(kinds), record) is None
+    assert step.times(explored(kinds), record, LONG_S) is None
 
 
 def test_a_step_without_a_backward_has_none():
     step = MarkedStep(ENGINE, Watch())
     step.pack(torch.ones(3))
-    assert step.times(explored("su"), Step(explored=False)) is None
+    assert step.times(explored("su"), Step(explored=False), LONG_S) is None
 
 
 def test_a_tensor_that_was_modified_in_place_raises():
@@ -189,7 +192,7 @@ def test_a_problem_takes_its_times():
 
     problem = random_problem(0, linked=True)
     step, record = marked([(1.0, 0.1)] * 6)
-    times: Any = step.times(explored("sksuu"), record)
+    times: Any = step.times(explored("sksuu"), record, LONG_S)
     over: Any = problem.timed_by(times).over_link
     n = len(times.durations)  # the problem has more moments
     assert (list(over.durations[:n]), over.step_s) == (list(times.durations), times.step_s)
