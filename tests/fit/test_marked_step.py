@@ -101,6 +101,27 @@ def test_where_the_host_is_behind_its_marks_are_no_computation():
     assert times.step_s == pytest.approx(6 * 0.75 - 4 * MARK_S)
 
 
+@pytest.mark.parametrize("of_hook", [1.0, 3.0, 11.0])
+def test_hooks_take_as_much_as_the_step_is_longer_than_a_plain_one(of_hook):
+    # The device waits for each hook, of which the mark is a part.
+    step, record = marked([(0.5 + of_hook * MARK_S, 0.5 + (of_hook - 1) * MARK_S)] * 6)
+    plain_s = record.step_s - 4 * of_hook * MARK_S
+    times: Any = step.times(explored("sksuu"), record, plain_s)
+    hook_s = of_hook * MARK_S
+    assert times.step_s == pytest.approx(plain_s, abs=0.01)
+    # The first hook, and that of the use without a moment, are not taken out.
+    assert times.durations == pytest.approx([0.5 + hook_s, 1.0, 0.5, 1.0 + hook_s], abs=0.01)
+    assert not times.host_ahead.any()
+
+
+@pytest.mark.parametrize("plain_s", [0.0, 1.0])
+def test_a_step_is_no_shorter_than_nothing_without_its_hooks(plain_s):
+    step, record = marked([(0.5 + MARK_S, 0.5)] * 6)
+    times: Any = step.times(explored("sksuu"), record, plain_s)
+    assert (times.durations >= 0).all()
+    assert times.step_s > 0
+
+
 def test_a_lead_that_was_lost_is_not_owed():
     step, record = marked([(1.0, 1.0), (0.1, 0.5), *[(1.0, 0.1)] * 4])
     times: Any = step.times(explored("sksuu"), record, LONG_S)
