@@ -420,3 +420,23 @@ def test_deeper_chains_are_taken_where_they_are_faster():
     assert of_two(plan) == {"remat": 2}
     assert plan.added_s == pytest.approx(2e-4, abs=1e-5)
     assert of_two(within_time(problem, 3e-4)) == {"remat": 2}
+
+
+def test_deeper_chains_are_taken_where_an_encode_would_take_longer():
+    held = np.zeros(MOMENTS)
+    held[10] = 136 * MIB
+    again = Way("remat", 0, 1e-4)
+    below = saved(0, 64 * MIB, 0, 19, Way("keep", 64 * MIB, 0.0), again)
+    need = Need(below.names[0], 3)
+    ways = Way("keep", 32 * MIB, 0.0), Way("zvc", 4 * MIB, 5e-3), again
+    above = (replace(saved(i, 32 * MIB, i, 19 - i, *ways), needs=(need,), depth=3) for i in (1, 2))
+    over = over_link(MOMENTS, 5e-4, other_bytes=held)
+    problem = Problem([FIRST, replace(below, depth=3), *above], over)
+    limit = (136 + 40) * MIB  # the largest cannot stay, and one of the others can
+    shallow = within_bytes(problem.up_to(GOAL_DEPTH), limit)
+    plan = within_bytes(problem, limit)
+    assert shallow is not None
+    assert plan is not None
+    assert of_two(shallow) == {"keep": 1, "zvc": 1, "remat": 1}
+    assert of_two(plan) == {"keep": 1, "remat": 2}
+    assert plan.added_s == pytest.approx(2e-4, abs=1e-5)
