@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 LEAST_AHEAD_S: Final = 3e-5
 """The host is ahead of the device if it is by so much: by two or three operators."""
 
-MOST_OF_HOOK: Final = 16.0
+MOST_PER_MARK: Final = 16.0
 """Most seconds of a hook, over those of its mark."""
 
-TRIES: Final = 12
-"""Halvings of the interval in which this factor lies."""
+HALVINGS: Final = 12
+"""Of the interval in which this factor lies."""
 
 
 class Marked(NamedTuple):
@@ -109,35 +109,38 @@ class MarkedStep:
             return None
         n_moments, watch = explored.n_moments, self._watch
         moments = [min(lap.moment, n_moments - 1) for lap in explored.laps]
-        first_s = watch.seconds(step.began, marks[0][1])
+        first_s = watch.seconds(step.began, marks[0][1])  # in which nobody is ahead
         intervals = [
+            _Interval(moments[0], first_s, first_s, 0.0),
             # A mark ends before it begins.
-            _Interval(m, watch.seconds(a, b), watch.host_seconds(a, b), -watch.host_seconds(a, a))
-            for m, ((_, a), (_, b)) in zip(moments[1:], pairwise(marks), strict=True)
+            *(
+                _Interval(
+                    m, watch.seconds(a, b), watch.host_seconds(a, b), -watch.host_seconds(a, a)
+                )
+                for m, ((_, a), (_, b)) in zip(moments[1:], pairwise(marks), strict=True)
+            ),
         ]
-
-        def found(of_hook: float) -> Times:
-            durations, ahead = np.zeros(n_moments), np.zeros(n_moments)
-            durations[moments[0]] = first_s
-            lead_s = marked_lead_s = waited_s = 0.0  # of the host, without the hooks and with them
-            for moment, device_s, host_s, mark_s in intervals:
-                marked_lead_s = max(0.0, marked_lead_s + device_s - host_s - mark_s)
-                hook_s = of_hook * mark_s
-                if marked_lead_s < LEAST_AHEAD_S:
-                    hook_s = min(hook_s, device_s)
-                    device_s -= hook_s
-                    waited_s += hook_s
-                lead_s = max(0.0, lead_s + device_s - host_s)
-                durations[moment] += device_s
-                ahead[moment:] = lead_s
-            return Times(durations, ahead, max(step.step_s - waited_s, 1e-9))
-
-        least, most = 1.0, MOST_OF_HOOK
-        times = found(least)
-        if times.step_s <= plain_s:
-            return times
-        for _ in range(TRIES):
-            of_hook = (least + most) / 2
-            times = found(of_hook)
-            least, most = (of_hook, most) if times.step_s > plain_s else (least, of_hook)
+        least, most = 1.0, MOST_PER_MARK
+        times = _without_hooks(intervals, n_moments, step.step_s, least)
+        for _ in range(HALVINGS if times.step_s > plain_s else 0):
+            per_mark = (least + most) / 2
+            times = _without_hooks(intervals, n_moments, step.step_s, per_mark)
+            least, most = (per_mark, most) if times.step_s > plain_s else (least, per_mark)
         return times
+
+
+def _without_hooks(
+    intervals: list[_Interval], n_moments: int, step_s: float, per_mark: float
+) -> Times:
+    # The times of a marked step without its hooks, which take so many times their marks.
+    durations, ahead = np.zeros(n_moments), np.zeros(n_moments)
+    lead_s = marked_lead_s = 0.0  # of the host, without the marks and with them
+    for moment, device_s, host_s, mark_s in intervals:
+        marked_lead_s = max(0.0, marked_lead_s + device_s - host_s - mark_s)
+        waited_s = min(per_mark * mark_s, device_s) if marked_lead_s < LEAST_AHEAD_S else 0.0
+        device_s -= waited_s
+        step_s -= waited_s
+        lead_s = max(0.0, lead_s + device_s - host_s)
+        durations[moment] += device_s
+        ahead[moment:] = lead_s
+    return Times(durations, ahead, max(step_s, 1e-9))
