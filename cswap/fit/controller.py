@@ -143,7 +143,6 @@ class FitController:
         self._plans = self._since = self._repriced = self._drifts = self._waited = 0
         self._waits = False  # the step that runs has several forwards
         self._compares = False  # the plan that is being made with the one that is obeyed
-        self._timed: list[FitPlan] = []
         self._steps_s: list[tuple[FitPlan, float]] = []  # of a GPU, that obeyed these plans
         self._measured_s: float | None = None  # that this one adds, at measured times
         self._other = 0.0
@@ -366,6 +365,7 @@ class FitController:
         if more and self._problem is None:
             self._explore()
         elif more and self._problem is not None:
+            self._correction.forget_held()
             before = sum(one.nbytes for one in self._problem.saved)
             self._problem, self._smallest_bytes = self._problem.grown(step.grown), None
             self._pace.grow(sum(one.nbytes for one in self._problem.saved) / before)
@@ -388,13 +388,8 @@ class FitController:
         if over and self._last_resort is not None:
             self._obey_smaller(self._last_resort, limit_bytes)
         elif over:
-            if not self._obey_earlier(plan):
-                before = self._correction.too_much(look)
-                if before is None:
-                    self._begin_planning()
-                else:
-                    self._obey(before, self._measure(before) if self._chooser.unified else None)
-            self._timed.clear()
+            self._correction.too_much(look)
+            self._go_back_or_plan()
         elif (
             self._problem is not None
             and self._since > SETTLING + 1
@@ -405,8 +400,6 @@ class FitController:
                 # The next plan is obeyed if it takes less time.
                 self._compares = True
                 self._measure(plan)
-                if not self._chooser.unified:
-                    self._timed.append(plan)
             self._begin_planning()
 
     def _obey_smaller(self, resort: LastResort, limit_bytes: int) -> None:
@@ -420,16 +413,19 @@ class FitController:
                 self._obey(plan)
             self._say_unreachable(limit_bytes, measured)
 
-    def _obey_earlier(self, plan: FitPlan) -> bool:
-        # The fastest plan that held the limit before this one was made with measured times, for
-        # good; whether there is one.
-        others = [one for one in self._timed if one is not plan]
-        if others:
+    def _go_back_or_plan(self) -> None:
+        # After a plan above the limit: to the fastest one that has held it. Another one is made
+        # where there is none, and once besides: it is obeyed if it takes less time.
+        best = min(self._correction.held, key=self._cost_s, default=None)
+        if best is None:
+            self._begin_planning()
+            return
+        self._obey(best, self._measure(best))
+        self._compares = self._correction.go_back()
+        if self._compares:
+            self._begin_planning()
+        else:
             self._repriced = self._most_repriced
-            self._correction.rest()
-            best = min(others, key=self._cost_s)
-            self._obey(best, self._measure(best))
-        return bool(others)
 
     def _reprice(self, plan: FitPlan) -> None:
         # See Note [prices from steps that obey] in way_times.py. A first round of looks is over.
@@ -443,13 +439,13 @@ class FitController:
         measured_s = self._measure(plan)
         if self._asked.limit_bytes is None:
             return  # measured steps say how much time is left
-        self._timed.append(plan)
-        if max(self._repriced, len(self._timed)) < self._most_repriced:
+        held = self._correction.held
+        if (self._repriced if self._chooser.unified else len(held)) < self._most_repriced:
             self._compares = True
             self._begin_planning()
             return
         self._repriced = self._most_repriced
-        best = min(self._timed, key=self._cost_s)
+        best = min(held, key=self._cost_s, default=plan)
         if self._is_better(best, measured_s, self._cost_s(best)):
             self._obey(best, self._cost_s(best))
 
@@ -500,7 +496,7 @@ class FitController:
         self._correction = Correction(self._margin)
         self.used.most_bytes = 0
         self._planning, self._repriced, self._smallest_bytes = None, 0, None
-        self._compares, self._measured_s, self._timed, self._steps_s = False, None, [], []
+        self._compares, self._measured_s, self._steps_s = False, None, []
         self._exploration, self._priced = Exploration(self._chooser), None
 
     def _pose(self, exploration: Exploration) -> None:

@@ -1,8 +1,9 @@
 """The correction of a limit's next plan by a measured peak.
 
 A peak above the limit tightens the next plan by the excess. One far below it loosens the next plan
-by the error of the prediction. If the looser plan turns out to be too loose, the plan before it is
-taken again, for good.
+by the error of the prediction. If a looser plan turns out to be too loose, one that has held the
+limit is obeyed again, while one more is made, tighter than the looser one by its excess. If that is
+too much as well, no other one is made.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Correction:
         self.margin = margin
         self.bias = 0.0
         self._made = 0
-        self._held: tuple[FitPlan, float] | None = None
+        self._held: list[tuple[FitPlan, float]] = []  # with the bias of its steps
+        self._went_back = False
 
     def room(self, limit: int, other: float, besides: float = 0.0) -> float:
         """Bytes that a plan may take at a moment. Args: see `Look`."""
@@ -78,29 +80,41 @@ class Correction:
 
     def predicted(self, plan: FitPlan, other: float) -> float:
         """Peak in bytes of a step that obeys a plan. Args: other: see `Look`."""
-        return plan.peak_bytes + other + self.bias
+        return plan.peak_bytes + other + self._bias_of(plan)
 
-    def too_much(self, look: Look) -> FitPlan | None:
-        """After a peak above the limit: the plan to go back to; None: another is to be made."""
-        held, self._held = self._held, None
-        if held is not None and held[0] is not look.plan:
-            self.rest()
-            self._held = held
-            self.bias = held[1]
-            return held[0]
+    def _bias_of(self, plan: FitPlan) -> float:
+        # A curve knows the same plan with another time.
+        known = (bias for one, bias in self._held if one.decided is plan.decided)
+        return next(known, self.bias)
+
+    @property
+    def held(self) -> list[FitPlan]:
+        """The plans whose steps have held the limit."""
+        return [plan for plan, _ in self._held]
+
+    def forget_held(self) -> None:
+        """The next steps have larger tensors than these plans know."""
+        self._held.clear()
+
+    def too_much(self, look: Look) -> None:
+        """After a peak above the limit: the next plan gets less room."""
         predicted = self.predicted(look.plan, look.other)
-        self.bias += look.measured - min(predicted, look.limit) + self.margin * look.room / 2
+        excess = look.measured - min(predicted, look.limit) + self.margin * look.room / 2
+        self.bias = self._bias_of(look.plan) + excess
         self._made += 1
-        return None
+        self._held = [one for one in self._held if one[0] is not look.plan]
 
-    def rest(self) -> None:
-        """Loosen no plan any more."""
+    def go_back(self) -> bool:
+        """One of `held` is obeyed again; whether one more plan is to be made besides."""
         self._made = MOST_LOOSENED
+        again, self._went_back = not self._went_back, True
+        return again
 
     def may_loosen(self, look: Look) -> bool:
         """After a peak within the limit: whether a plan of less time is to be made."""
-        predicted = self.predicted(look.plan, look.other)
-        self._held = look.plan, self.bias
+        predicted, bias = self.predicted(look.plan, look.other), self._bias_of(look.plan)
+        self._held = [one for one in self._held if one[0] is not look.plan]
+        self._held.append((look.plan, bias))
         if (
             look.plan.added_s <= 0
             or self._made >= MOST_LOOSENED
@@ -109,5 +123,6 @@ class Correction:
         ):
             return False
         self._made += 1
-        self.bias += look.measured - predicted
+        self.bias = bias + look.measured - predicted
+        self._held[-1] = look.plan, self.bias
         return True

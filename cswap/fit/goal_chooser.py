@@ -61,7 +61,13 @@ come after 8, 16 and 32 steps."""
 
 HOST_S: Final = 1e-4
 """Seconds that the host of a GPU takes for a tensor that leaves and comes back, or is computed
-again: assumed, of 26 to 40 calls (tests/devices/test_link_slots.py)."""
+again by one operator: assumed, of 26 to 40 calls (tests/devices/test_link_slots.py)."""
+
+MORE_S: Final = 5e-5
+"""For each operator more: assumed."""
+
+PRODUCT: Final = 3
+"""Operators as many as a matrix product or a convolution counts besides: casts, views, checks."""
 
 LEAST_RATIO: Final = 1.02
 """A codec that takes off less is no way to hold a tensor, where host memory is device memory."""
@@ -296,7 +302,7 @@ class GoalChooser:
                 self._note_formula(key, handle)
             ways = self._ways_now(key, handle, candidates)
             if again is not None and REMAT not in ways:
-                ways[REMAT] = self._way(REMAT, again)
+                ways[REMAT] = self._way(REMAT, again, more=_more_operators(handle))
             action = self._smallest(key, handle, again=again is not None)
         if action in (KEEP, REMAT):
             return Choice(action)
@@ -476,11 +482,11 @@ class GoalChooser:
             return Way(way.action, held_bytes, notes.device_s + self._hooks_s, in_step=True)
         return Way(way.action, held_bytes, way.added_s)
 
-    def _way(self, action: str, device_s: float, link_bytes: int = 0) -> Way:
+    def _way(self, action: str, device_s: float, link_bytes: int = 0, more: int = 0) -> Way:
         # That holds no bytes of the device. A CPU's own time is the step's; a GPU's host is ahead.
         if self.unified:
             return Way(action, 0, device_s + self._hooks_s)
-        return Way(action, 0, device_s, link_bytes=link_bytes, host_s=HOST_S)
+        return Way(action, 0, device_s, link_bytes=link_bytes, host_s=HOST_S + more * MORE_S)
 
     def _name(self, tensor: torch.Tensor, scope: str) -> Key:
         # Of the save that is under way.
@@ -529,3 +535,12 @@ class GoalChooser:
             return 0
         self._small.add(address)
         return storage.nbytes()
+
+
+def _more_operators(handle: Handle) -> int:
+    # That compute a tensor again, beyond the first: without those of its inputs.
+    owner = handle.token()
+    remat = None if owner is None else owner.remat
+    if remat is None:
+        return 0
+    return remat.formula.operator.count(">") + PRODUCT * remat.formula.product

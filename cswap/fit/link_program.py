@@ -39,6 +39,10 @@ N_BLOCKS: Final = 7
 N_LARGEST: Final = 2
 """Of columns behind these: see `LinkProgram`."""
 
+PACK_S: Final = 5e-5
+"""Seconds that the host takes where a tensor is saved, if it is not kept: assumed, of 9 to 20
+calls. Operators that run again take the rest where it is needed."""
+
 STALL: Final = 5
 """Index of the block of stalls."""
 
@@ -95,7 +99,9 @@ class LinkProgram:
         moved = np.array([way.link_bytes / MIB for _, way in self._ways])
         first, last = np.array([_halves(way) for _, way in self._ways]).T
         takes = saved * first + used * last
-        host = (saved + used) * np.array([MS * way.host_s / 2 for _, way in self._ways])
+        hooks = MS * np.array([way.host_s for _, way in self._ways])
+        packs = np.minimum(hooks / 2, MS * PACK_S)
+        host = saved * packs + used * (hooks - packs)
         nothing = csr_array((n_slots, 2))
         alike = np.zeros(n_slots)
 

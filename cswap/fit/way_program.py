@@ -9,7 +9,8 @@ With a link, the program of a large model takes HiGHS minutes. Its relaxation, i
 have a share of several ways, takes less than 0.1 s, and gives most tensors one way. So these are
 fixed, and the solver decides about the others. On five models the plan was within 2 % of the
 relaxation's bytes, which no plan can be below. A plan further away than `FAR` is compared with that
-of the whole program, and a program of `FEW` variables is solved whole at once.
+of the whole program, and a program of `FEW` variables is solved whole at once. The search ends
+after `NODES`, so that a busy machine makes no other plan.
 """
 
 from __future__ import annotations
@@ -28,30 +29,30 @@ from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
 from cswap.fit.problem import FitPlan, Moves, Problem, thinned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
     from cswap.fit.saved import Way
 
-TIME_LIMIT_S: Final = 5.0
-"""Of one call of the solver for a whole program."""
-
-FEWER_LIMIT_S: Final = 20.0
-"""The same where the relaxation has decided about most tensors. That takes two seconds, and on a
-busy machine it must not end with another plan."""
-
 GAP: Final = 0.005
 """Relative distance from the optimum at which the solver stops."""
 
-GAP_OVER_LINK: Final = 0.015
-"""The same with a link: it is there within two seconds, and so ends at the same plan always."""
+SEARCH: Final = {"time_limit": 5.0, "mip_rel_gap": GAP}
+"""Options of the solver."""
+
+NODES: Final = 10
+"""Nodes of the search tree after which the solver stops, with a link. The first one, with the
+solver's heuristics, takes up to three seconds and finds nearly the best plan."""
+
+SEARCH_OVER_LINK: Final = {"time_limit": 60.0, "mip_rel_gap": 0.015, "node_limit": NODES}
+"""Options of the solver with a link. The time is for programs larger than any of ours."""
 
 FEW: Final = 200
 """Ways of all tensors up to which HiGHS solves the whole program in a second."""
 
-FAR: Final = 0.03
-"""Relative distance of a plan from the relaxation."""
+FAR: Final = 0.02
+"""Distance of a plan from the relaxation: in bytes, over these; in time, over that of a step."""
 
 WHOLE: Final = 1e-6
 """Distance from 0 or 1 up to which a share is taken for that."""
@@ -107,12 +108,14 @@ class _Arrays:
         cost: [columns], to be as small as possible.
         upper: [columns], the largest values; the smallest are 0.
         constraints: of scipy.
+        options: of the solver.
     """
 
     n_ways: int
     cost: NDArray[np.float64]
     upper: NDArray[np.float64]
     constraints: list[Any]
+    options: Mapping[str, float]
 
     def best(
         self,
@@ -120,8 +123,6 @@ class _Arrays:
         fixed: NDArray[np.bool_] | None = None,
         at: Any = None,
         whole: bool = True,
-        gap: float = GAP,
-        limit_s: float = TIME_LIMIT_S,
     ) -> NDArray[np.float64] | None:
         """The best values [columns] that are found; None: none are.
 
@@ -129,8 +130,6 @@ class _Arrays:
             fixed: [ways] whether a way has the value ``at``.
             at: [ways], see ``fixed``.
             whole: whether ways are 0 or 1; else a tensor may have a share of several.
-            gap: relative distance from the optimum that is near enough.
-            limit_s: seconds for the search.
         """
         from scipy.optimize import Bounds, milp
 
@@ -142,7 +141,7 @@ class _Arrays:
             constraints=self.constraints,
             integrality=whole * (np.arange(len(self.cost)) < n),
             bounds=Bounds(lower, upper),
-            options={"time_limit": limit_s, "mip_rel_gap": gap},
+            options=self.options,
         ).x
         return found
 
@@ -200,23 +199,23 @@ class WayProgram:
             ways = [self._is_of(like, v) for v in self._variables]
             x = arrays.best(fixed=np.ones(arrays.n_ways, np.bool_), at=ways, whole=False)
         else:
-            relaxes = self._problem.over_link is not None and arrays.n_ways > FEW
-            x = self._relaxed(arrays) if relaxes else arrays.best()
+            over = self._problem.over_link
+            relaxes = over is not None and arrays.n_ways > FEW
+            step_ms = None if over is None or math.isinf(limit_bytes) else MS * over.step_s
+            x = self._relaxed(arrays, step_ms) if relaxes else arrays.best()
         return None if x is None else self._plan(x)
 
-    def _relaxed(self, arrays: _Arrays) -> NDArray[np.float64] | None:
-        # See Note [most tensors are decided by the relaxation].
+    def _relaxed(self, arrays: _Arrays, step_ms: float | None) -> NDArray[np.float64] | None:
+        # See Note [most tensors are decided by the relaxation]. None: the cost is in bytes.
         found: list[NDArray[np.float64] | None] = []
         bound = -math.inf
-        if (shares := arrays.best(whole=False, gap=GAP_OVER_LINK)) is not None:
+        if (shares := arrays.best(whole=False)) is not None:
             ways = shares[: arrays.n_ways]
-            decided, most_s = self._decided(ways), FEWER_LIMIT_S
-            found = [
-                arrays.best(fixed=decided, at=np.round(ways), gap=GAP_OVER_LINK, limit_s=most_s)
-            ]
-            bound = float((1 + FAR) * arrays.cost @ shares)
+            found = [arrays.best(fixed=self._decided(ways), at=np.round(ways))]
+            least = float(arrays.cost @ shares)
+            bound = least + FAR * (step_ms or least)
         if not found or found[0] is None or arrays.cost @ found[0] > bound:
-            found.append(arrays.best(gap=GAP_OVER_LINK))
+            found.append(arrays.best())
         return min((x for x in found if x is not None), key=lambda x: arrays.cost @ x, default=None)
 
     def _arrays(self, limit_bytes: float, limit_s: float) -> _Arrays:
@@ -234,7 +233,8 @@ class WayProgram:
         cost[n : n + 2] = (1.0, tiny) if least_bytes else (0.0, 1.0)
         if math.isfinite(limit_s) and link is None:
             cost[:n] = OFF_PEAK * self._mean_bytes()
-        return _Arrays(n, cost, upper, self._constraints(n_columns, added, link))
+        options = SEARCH if link is None else SEARCH_OVER_LINK
+        return _Arrays(n, cost, upper, self._constraints(n_columns, added, link), options)
 
     def _constraints(
         self, n_columns: int, added: NDArray[np.float64], link: LinkProgram | None

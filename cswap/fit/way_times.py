@@ -116,21 +116,22 @@ class WayTimes:
 
 
 def _with_host_times(problem: Problem, measured: Mapping[tuple[int, str], float]) -> Problem:
-    # A GPU's host is in the hooks for so long, and takes as long for all tensors of a kind. In some
-    # it waits for the device, so the lower quartile counts. A codec that was not measured takes as
-    # long as the others.
+    # A GPU's host is in the hooks for so long, and takes so many times the assumed time for all
+    # tensors of a kind. In some it waits for the device, so the lower quartile counts. A codec that
+    # was not measured takes as long as the others.
     found: defaultdict[str, list[float]] = defaultdict(list)
-    for (_, action), seconds in measured.items():
-        found[action].append(seconds)
-        if action != REMAT:
-            found[""].append(seconds)
-    typical_s = {kind: sorted(some)[len(some) // 4] for kind, some in found.items()}
+    for i, saved in enumerate(problem.saved):
+        for way in saved.ways:
+            seconds = measured.get((i, way.action))
+            if seconds is not None and way.host_s:
+                found[way.action].append(seconds / way.host_s)
+                if way.action != REMAT:
+                    found[""].append(seconds / way.host_s)
+    factors = {kind: sorted(some)[len(some) // 4] for kind, some in found.items()}
 
     def price(way: Way) -> Way:
-        if way.action == KEEP:
-            return way
-        others_s = way.host_s if way.action == REMAT else typical_s.get("", way.host_s)
-        return way._replace(host_s=typical_s.get(way.action, others_s))
+        others = 1.0 if way.action == REMAT else factors.get("", 1.0)
+        return way._replace(host_s=factors.get(way.action, others) * way.host_s)
 
     return problem.having([replace(s, ways=tuple(map(price, s.ways))) for s in problem.saved])
 

@@ -21,7 +21,8 @@ def look(made, measured):
 def test_a_peak_above_the_limit_leaves_less_room_by_the_excess():
     correction = Correction(MARGIN)
     assert correction.room(1000, 200.0) == pytest.approx(800 * (1 - MARGIN))
-    assert correction.too_much(look(plan(780), 1050)) is None
+    correction.too_much(look(plan(780), 1050))
+    assert not correction.held
     assert correction.room(1000, 200.0) < 800 * (1 - MARGIN) - (1050 - 980)
 
 
@@ -55,9 +56,30 @@ def test_nothing_is_loosened_near_the_limit_or_where_nothing_is_gained():
 
 def test_a_looser_plan_that_is_too_loose_gives_way_to_the_one_before():
     correction = Correction(MARGIN)
-    first, second = plan(700), plan(790)
+    first, second, third = plan(700), plan(790), plan(760)
     assert correction.may_loosen(look(first, 800))
-    assert correction.too_much(look(second, 1010)) is first
-    assert correction.bias == 0
+    loose = correction.room(1000, 200.0)
+    assert correction.predicted(first, 200.0) == 800  # as it was measured
+    correction.too_much(look(second, 1010))
+    assert correction.held == [first]
+    assert correction.predicted(first, 200.0) == 800
+    # Another plan is made: between the two.
+    assert correction.go_back()
+    assert 700 < correction.room(1000, 200.0) < loose - (1010 - 890)
     assert not correction.may_loosen(look(first, 800))  # it would be the same again
-    assert correction.too_much(look(first, 1010)) is None
+    # That is the last one.
+    correction.too_much(look(third, 1005))
+    assert correction.held == [first]
+    assert not correction.go_back()
+    correction.too_much(look(first, 1010))
+    assert not correction.held
+    assert correction.bias == pytest.approx(1010 - 900 + MARGIN * 400)
+
+
+def test_a_plan_that_is_too_much_later_is_tightened_by_what_is_known_of_it():
+    # It was to be loosened, but no faster plan was found.
+    correction = Correction(MARGIN)
+    first = plan(700)
+    assert correction.may_loosen(look(first, 800))
+    correction.too_much(look(first, 1010))
+    assert correction.bias == pytest.approx(1010 - 900 + MARGIN * 400)

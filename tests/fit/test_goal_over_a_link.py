@@ -21,6 +21,7 @@ from cswap.engine.trials import Trials
 from cswap.fit import controller, goal, goal_chooser, resident, solve, whole_device
 from cswap.fit.correction import Correction
 from cswap.fit.link_rates import LinkRates
+from cswap.fit.saved import Decided, Key
 from cswap.fit.solve import Found
 from cswap.profiler import LateProfile
 from tests.devices.lagging_machine import LaggingMachine
@@ -151,6 +152,46 @@ def test_a_looser_plan_is_obeyed_only_if_it_takes_less_time(machine, monkeypatch
         fit: Any = handle._fit
         assert len(made) > 1
         assert fit._plan is made[1 if added_s < 0 else 0]
+
+
+@pytest.mark.parametrize("third_is_too_much", [False, True])
+def test_after_a_plan_that_was_too_loose_one_more_is_tried(machine, monkeypatch, third_is_too_much):
+    made: list[Any] = []
+    obeyed: list[int] = []
+    found_for = solve.found_for
+
+    def noted(problem, room, *arguments):
+        plan: Any = found_for(problem, room, *arguments).plan
+        # Each is another one, and faster than the one that is obeyed.
+        decided = {**plan.decided, Key("", torch.float32, len(made)): Decided("keep", 0, 0)}
+        made.append(replace(plan, decided=decided, added_s=1.0))
+        rooms.append(room)
+        return Found(made[-1], obeyed_s=1e9)
+
+    def peak(*_):
+        plan = None if not installed else installed[0]._fit._plan
+        n = next((n for n, one in enumerate(made) if one is plan), 0)
+        obeyed.append(n)
+        return 1.05 * limit if n == 1 or (n == 2 and third_is_too_much) else 0.6 * limit
+
+    monkeypatch.setattr(controller, "found_for", noted)
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
+    weights = sum(p.nbytes for p in net.parameters())
+    limit = int(2 * weights + 0.5 * saved_bytes(net, x))
+    monkeypatch.setattr(resident.CountedMeter, "take", peak)
+    installed: list[Any] = []
+    rooms: list[float] = []
+    with cswap.install(net, fit=limit, min_bytes=0) as handle:
+        installed.append(handle)
+        for _ in range(80):
+            step(net, x)
+            machine.cuda.synchronize()
+        fit: Any = handle._fit
+        assert len(made) == 3
+        assert rooms[0] < rooms[2] < rooms[1]
+        assert fit._plan is made[0 if third_is_too_much else 2]
+        assert set(obeyed) == {0, 1, 2}
 
 
 def test_tensors_whose_values_come_late_have_all_their_ways(machine, monkeypatch):

@@ -15,6 +15,7 @@ import torch
 from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.goal import TOLERANCE
 from cswap.fit.greedy import Search, greedy
+from cswap.fit.link_program import PACK_S
 from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import MOST_MOMENTS, Problem, slots
 from cswap.fit.saved import Key, Need, Saved, Way
@@ -125,9 +126,12 @@ def test_the_host_counts_where_it_is_no_longer_ahead():
 
 
 def test_a_host_that_is_ahead_later_is_late_before():
-    # Half of its work for a tensor is done where the tensor is saved: at the first moment.
-    plan = tensors_that_have_to_leave(0.02, host_s=0.02, ahead=[0.005, *[1.0] * (MOMENTS - 1)])
-    assert plan.added_s == pytest.approx(0.02 - 0.005, abs=1e-6)
+    # Part of its work for a tensor is done where the tensor is saved: at the first moment.
+    late = [PACK_S / 2, *[1.0] * (MOMENTS - 1)]
+    plan = tensors_that_have_to_leave(0.02, host_s=0.02, ahead=late)
+    assert plan.added_s == pytest.approx(2 * PACK_S - PACK_S / 2, rel=0.02)
+    short = tensors_that_have_to_leave(0.02, host_s=PACK_S, ahead=late)
+    assert short.added_s == pytest.approx(2 * PACK_S / 2 - PACK_S / 2, rel=0.02)
 
 
 def test_operators_that_run_again_give_the_host_time():

@@ -212,9 +212,9 @@ def test_a_plan_of_measured_times_that_is_above_the_limit_gives_way(slow_from_no
 
     monkeypatch.setattr(FitController, "_keep_limit", above)
     train(training, 6 * LOOK_EVERY)
-    assert len(plans) == 3
-    assert plans[1] != first
-    assert plans[2] == chosen(handle) == first
+    others = [plan for plan in plans if plan != first]
+    assert len(others) == 2  # one more is tried
+    assert plans[-1] == chosen(handle) == first
 
 
 def test_the_predicted_slowdown_follows_the_measured_times(make_training, sizes, install, slow):
