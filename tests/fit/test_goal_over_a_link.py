@@ -189,7 +189,7 @@ def test_after_a_plan_that_was_too_loose_one_more_is_tried(machine, monkeypatch,
             machine.cuda.synchronize()
         fit: Any = handle._fit
         assert len(made) == 3
-        assert rooms[0] < rooms[2] < rooms[1]
+        assert rooms[2] < rooms[1]
         assert fit._plan is made[0 if third_is_too_much else 2]
         assert set(obeyed) == {0, 1, 2}
 
