@@ -33,6 +33,13 @@ def policies_table() -> str:
     return f"{table}\n\n{_where(data, 'policies.json')}"
 
 
+def largest_table() -> str:
+    """The largest batch, by model and machine."""
+    data = read_object(FOLDER / "largest.json", "file")
+    table = as_markdown(report.LARGEST_HEADINGS, report.largest_cells(data))
+    return f"{table}\n\n{_where(data, 'largest.json')}"
+
+
 def steps_tables() -> str:
     """Steps of models, by machine and method."""
     return "\n\n".join(_steps())

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 from rich.progress import track
 
-from bench.twin import report
+from bench.twin import largest, report
 from bench.twin.methods import CHECKPOINT, FIT, METHODS
 from bench.twin.models import ALL, MODELS
 from bench.twin.optimum import curve
@@ -55,6 +55,9 @@ def main(
     policies: Annotated[
         bool, typer.Option("--policies", help="Plans of all policies, predicted and followed.")
     ] = False,
+    batches: Annotated[
+        bool, typer.Option("--largest", help="The largest batch that each GPU holds.")
+    ] = False,
     again: Again = False,
 ) -> None:
     """Simulate training steps on a GPU: no GPU is needed, and nothing depends on this machine."""
@@ -62,6 +65,9 @@ def main(
     console = Console()
     if check:
         _validate(out or RESULTS / "validation.json", console)
+        return
+    if batches:
+        _largest(models, out or RESULTS / "largest.json", console, again=again)
         return
     (profile,) = names("--profile", profile, list(PROFILES))
     if policies:
@@ -100,6 +106,19 @@ def _policies(models: str, profile: str, out: Path, console: Console, *, again: 
     for name in track(wanted, "Planning and simulating", console=console):
         found += partial.part(name, bound(compared, name, profile, POLICIES))
     console.print(report.policies(partial.finish(rows=found)))
+    console.print(literal(f"Written: {out}"))
+
+
+def _largest(models: str, out: Path, console: Console, *, again: bool) -> None:
+    wanted = largest.MODELS if models == ",".join(MODELS) else names("--models", models, list(ALL))
+    writable_file(out)
+    settings = {"models": list(wanted), "profiles": list(PROFILES)}
+    partial = Partial(out, kind="twin largest", version=VERSION, settings=settings, again=again)
+    pairs = [(model, profile) for model in wanted for profile in PROFILES]
+    found: list[dict[str, Any]] = []
+    for pair in track(pairs, "Simulating", console=console):
+        found += partial.part(", ".join(pair), bound(largest.largest, *pair))
+    console.print(report.largest(partial.finish(rows=found)))
     console.print(literal(f"Written: {out}"))
 
 

@@ -46,6 +46,17 @@ POLICY_NOTE: Final = (
     "Free host: where the host takes no time. Holds: time and peak are off by at most 10 %."
 )
 
+LARGEST_HEADINGS: Final = (
+    *("model", "GPU, link", "plain", "checkpoint", 'fit="device"'),
+    *("of plain's", "checkpoint: samples/s of plain's", 'fit="device": samples/s of plain\'s'),
+)
+
+LARGEST_NOTE: Final = (
+    "All figures are simulated. The largest batch that trains, each with a tenth of the memory "
+    'left; and its samples per second over those of the largest plain batch. `fit="device"` moves '
+    "and computes again only as much as its batch needs."
+)
+
 BAR: Final = 0.1
 """Largest share by which a prediction is to be off."""
 
@@ -138,6 +149,38 @@ def policies(document: dict[str, Any]) -> Table:
     title = f"Plans on {document['settings']['profile']}, predicted and followed, simulated"
     lines = policy_cells(document)
     return grouped_table(title, POLICY_NOTE, POLICY_HEADINGS, ("model", "policy"), lines)
+
+
+def largest_cells(document: dict[str, Any]) -> list[list[str]]:
+    """A line per model and machine, of `LARGEST_HEADINGS`."""
+    found: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in document["rows"]:
+        found.setdefault((row["model"], row["profile"]), {})[row["method"]] = row
+    return [
+        [ALL[model].name, profile, *_batches(by_way)] for (model, profile), by_way in found.items()
+    ]
+
+
+def _batches(by_way: dict[str, Any]) -> list[str]:
+    ways = [by_way[way] for way in (PLAIN, CHECKPOINT, DEVICE_GOAL)]
+    plain, *others = (None if "failure" in row else row for row in ways)
+    batches = [UNKNOWN if row is None else str(row["batch"]) for row in (plain, *others)]
+    if plain is None:
+        return [*batches, *[UNKNOWN] * 3]
+    rates = [None if row is None else row["batch"] / row["step_s"] for row in (plain, *others)]
+    most = others[-1]
+    return [
+        *batches,
+        UNKNOWN if most is None else f"{most['batch'] / plain['batch']:.1f}",
+        *(UNKNOWN if rate is None else f"{rate / rates[0]:.2f}" for rate in rates[1:]),
+    ]
+
+
+def largest(document: dict[str, Any]) -> Table:
+    """For a terminal."""
+    title = "The largest batch that a GPU holds, simulated"
+    lines = largest_cells(document)
+    return grouped_table(title, LARGEST_NOTE, LARGEST_HEADINGS, ("model", "GPU, link"), lines)
 
 
 def draw(document: dict[str, Any], path: Path) -> None:

@@ -38,6 +38,7 @@ def run(
     draws: bool = False,
     changes: dict[str, Any] | None = None,
     n_steps: int | None = None,
+    batch: int | None = None,
     step_type: type[Step] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
@@ -49,6 +50,7 @@ def run(
         profile: of `PROFILES`.
         changes: fields of the profile, and of its ``host``, that are to be others.
         n_steps: of the training; default: `N_STEPS`, or `N_STEPS_FIT` with a goal.
+        batch: of a step; default: the model's. With a goal, the largest one is in the row.
         step_type: runs the steps; default: `Step`.
         draws: whether the last step's work is in the row, as ``spans``.
         options: more options of `cswap.install`.
@@ -66,7 +68,7 @@ def run(
     from bench.twin.models import ALL
     from cswap.devices.cuda import cuda_device
 
-    task = ALL[model]
+    task = ALL[model] if batch is None else replace(ALL[model], batch=batch)
     with torch.device("meta"):
         net = task.build().to(task.weights)
     _materialise(net, cuda)
@@ -90,6 +92,8 @@ def run(
     }
     if draws:
         row["spans"] = cuda.spans
+    if batch is not None and handle is not None:
+        row["largest_batch"] = handle.largest_batch()
     assert not cuda.faults, cuda.faults[:3]
     if handle is not None:
         handle.remove()

@@ -456,6 +456,8 @@ class GoalChooser:
                 found[one.codec] = way._replace(passing_bytes=self._ring_bytes(handle, one.codec))
             elif one.ratio >= LEAST_RATIO:  # raw bytes that move there gain nothing
                 found[one.codec] = Way(one.codec, size_class(int(one.nbytes)), one.device_s)
+        if not self.unified and not candidates and not handle.is_cast:  # no sample yet: see `_Ways`
+            found[RAW] = self._way(RAW, 0.0, handle.raw_nbytes)
         return found
 
     def _smallest(self, key: Key, handle: Handle, *, again: bool) -> str:
