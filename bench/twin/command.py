@@ -112,9 +112,9 @@ def _policies(models: str, profile: str, out: Path, console: Console, *, again: 
 def _largest(models: str, out: Path, console: Console, *, again: bool) -> None:
     wanted = largest.MODELS if models == ",".join(MODELS) else names("--models", models, list(ALL))
     writable_file(out)
-    settings = {"models": list(wanted), "profiles": list(PROFILES)}
+    settings = {"models": list(wanted), "profiles": list(largest.GPUS)}
     partial = Partial(out, kind="twin largest", version=VERSION, settings=settings, again=again)
-    pairs = [(model, profile) for model in wanted for profile in PROFILES]
+    pairs = [(model, profile) for model in wanted for profile in largest.GPUS]
     found: list[dict[str, Any]] = []
     for pair in track(pairs, "Simulating", console=console):
         found += partial.part(", ".join(pair), bound(largest.largest, *pair))

@@ -7,18 +7,25 @@ once it has trained.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 from bench.twin.methods import CHECKPOINT, DEVICE_GOAL, PLAIN
 from bench.twin.profiles import PROFILES
-from bench.twin.runs import FailedError, call
+from bench.twin.runs import JOBS, FailedError, call
 from cswap.fit.whole_device import RESERVE
 
 MODELS: Final = ("gpt2-medium", "resnet50", "vit-l16")
 """Of `bench.twin.models`."""
 
+GPUS: Final = ("rtx4090-pcie4", "a100-pcie4", "h100-pcie5", "h200-pcie5")
+"""Of `bench.twin.profiles`."""
+
 N_STEPS: Final = 3
 """Of a training without cswap: its steps are alike, once the optimizer has its state."""
+
+FINE: Final = 1 / 16
+"""Share of the largest batch up to which it is found."""
 
 LESS: Final = 0.92
 """Factor of a predicted batch that did not fit."""
@@ -29,9 +36,9 @@ MOST_TRIES: Final = 8
 def largest(model: str, profile: str) -> list[dict[str, Any]]:
     """A row per way: the largest batch, its step and peak; or why there is none."""
     same = {"model": model, "profile": profile}
-    plain, checkpointed = (
-        _bisected({**same, "method": way, "n_steps": N_STEPS}) for way in (PLAIN, CHECKPOINT)
-    )
+    blind = [{**same, "method": way, "n_steps": N_STEPS} for way in (PLAIN, CHECKPOINT)]
+    with ThreadPoolExecutor(JOBS) as pool:
+        plain, checkpointed = pool.map(_bisected, blind)
     return [plain, checkpointed, _by_the_goal({**same, "method": DEVICE_GOAL}, plain)]
 
 
@@ -52,7 +59,7 @@ def _bisected(same: dict[str, Any]) -> dict[str, Any]:
     low, high = 0, 1
     while (row := _trained(same, high)) is not None:
         fits, low, high = row, high, 2 * high
-    while high - low > 1:
+    while high - low > max(1, FINE * low):
         middle = (low + high) // 2
         row = _trained(same, middle)
         if row is None:
