@@ -18,6 +18,12 @@ changing    the same, where the steps have drifted from `MOST_DRIFTS` plans: wha
             on data. The last plan decides about the tensors that it knows, and the others are held
             in their smallest way. Nothing is explored any more.
 
+Note [a step that does not fit]
+~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
+The goal of a model for which nobody has asked is the least memory at a multiple of the time without
+cswap. Where a GPU has no memory for such a step, that time can only be guessed, and a plan within
+it may not fit either. So the goal is the device's memory then, until steps are explored again.
+
 Note [bytes that a limit leaves for saved tensors]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 A plan's limit is the goal, less the bytes of a step that are no saved tensors' (``other``), less
@@ -119,7 +125,7 @@ class FitController:
         """
         device = device_of(model)
         self._made_for = made_for(asked, device.type, engine.config)
-        self._asked = asked = asked.on(device)
+        self._asked = self._first_asked = asked = asked.on(device)
         # This may fail: nothing is to be undone yet.
         link = link_rates(device.index or 0) if device.type == "cuda" else None
         watch = stopwatch_of(device)
@@ -489,6 +495,7 @@ class FitController:
         self._obey(schedule.plan)
 
     def _explore(self) -> None:
+        self._asked = self._first_asked
         self._engine.renumber()
         self._engine.plan_copies(0)
         self._phase, self._since = "exploring", 0
@@ -514,8 +521,11 @@ class FitController:
             usable = usable_bytes(self._device)
         if self._plain.begin(explored, problem.raw_peak_bytes + self._other, usable):
             self._phase = "timing"
-        else:
-            self._begin_planning()
+            return
+        if self._asked.by_default:  # see Note [a step that does not fit]
+            self._asked = Asked(usable, None, of_device=True)
+            log.info("fit: without cswap, a step does not fit the device: its memory is the goal.")
+        self._begin_planning()
 
     def _end_timing(self) -> None:
         self._phase = "planning"

@@ -24,7 +24,7 @@ LONGEST_MARKED: Final = 1.5
 """Most seconds of a marked step over a plain one: marks take time where the host is not ahead. A
 longer one had a pause."""
 
-PLAIN_SHARE: Final = 0.8
+PLAIN_SHARE: Final = 0.9
 """Share of a GPU's usable memory that a step without cswap may be expected to take."""
 
 
