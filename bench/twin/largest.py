@@ -18,7 +18,7 @@ from cswap.fit.whole_device import RESERVE
 MODELS: Final = ("gpt2-medium", "resnet50", "vit-l16")
 """Of `bench.twin.models`."""
 
-GPUS: Final = ("rtx4090-pcie4", "a100-pcie4", "h100-pcie5", "h200-pcie5")
+GPUS: Final = ("rtx4090-pcie4", "a100-pcie4", "h200-pcie5")
 """Of `bench.twin.profiles`."""
 
 N_STEPS: Final = 3

@@ -5,8 +5,8 @@ Note [a way is issued once]
 All work of a tensor's way is issued in one go, on three streams beside the user's, and ordered by
 events that its region owns. The host waits for nothing, with one exception: the size of an encoding
 is known on the device only. So a fixed number of bytes is copied, which the slot reserves; the host
-looks at the size later, before the encoding's scratch memory is used again. An encoding that has
-become larger than its reserve is copied once more, whole.
+looks at the size later, before the tensor's own memory is let go. A tensor whose encoding has
+become larger than its reserve is encoded once more.
 
 Memory is bounded in the order of the device, whatever the host's lead:
 
@@ -16,7 +16,8 @@ sources   tensors that a side stream has yet to read. Those that have been read 
           back: the link has carried as much out meanwhile, even if the host, far ahead of the
           device, has not seen it.
 scratch   two rings: of encodings on their way out, and on their way back.
-ahead     tensors that come back before they are asked for, up to a bound.
+ahead     tensors that come back before they are asked for, up to a bound. Sources that were asked
+          for count half: until these tensors are back, the link carries about half of them out.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class Link:
         out, back: the ways.
         sources: on the way out.
         alive: regions whose tensor may be asked for, as far as is known.
-        planned_bytes: that may be under way, each way, whatever the device's own bounds are.
+        planned_bytes: that may be under way, each way; 0: as many as the device bounds.
         is_capturing, prepare_thread: see `SideStreams`.
     """
 
@@ -92,6 +93,7 @@ class Link:
         """A backward begins."""
         with self._lock:
             self._order.begin()
+            self.sources.begin_backward()
             for region in self.alive:
                 region.asked = False
 
@@ -135,6 +137,8 @@ class Link:
                 region.asked = True
                 self._order.asks(slot, self.alive)
             memory = region.source
+            if region.n_unsized and not region.serves:
+                self.out.settle(region)  # it may have to stay
             if memory is None or not region.serves:
                 memory = self._take(region, stream, first=first)
             else:
@@ -142,12 +146,13 @@ class Link:
                     region.ahead = False
                     self._ahead_bytes -= slot.nbytes
                 if first:
+                    self.sources.asks(region)
                     self._counters.stay("wanted_early", slot.nbytes)
                 if stream is not region.stream:
                     memory.record_stream(stream)
+            self.sources.let_go(max(0, self.sources.most_bytes - self.sources.came_bytes))
             if expected:
                 self._bring_ahead(slot.turn, region.step)
-            self.sources.let_go(max(0, self.sources.most_bytes - self.sources.came_bytes))
         return memory
 
     def _take(self, region: Region, stream: Any, *, first: bool) -> torch.Tensor:
@@ -193,7 +198,8 @@ class Link:
             if region is None or owner is None or region.asked or region.ahead:
                 n += 1
                 continue
-            if self._ahead_bytes + slot.nbytes > self._most_ahead:
+            held_bytes = self._ahead_bytes + self.sources.asked_bytes // 2
+            if held_bytes + slot.nbytes > self._most_ahead:
                 break
             if (region.source is None or not region.serves) and not self._begin(region):
                 break
@@ -300,8 +306,8 @@ class Link:
                 payload = max(payload, *slot.reserves)
         most, self._furthest = max(most, total // (PLAN_SHARE if planned else STEP_SHARE)), furthest
         ahead = self._device.ready_bytes if planned else min(most, self._device.ready_bytes)
-        self._most_ahead = max(ahead, self.planned_bytes)
-        self.sources.most_bytes = max(min(most, self._device.backlog_bytes), self.planned_bytes)
+        self._most_ahead = self.planned_bytes or ahead
+        self.sources.most_bytes = self.planned_bytes or min(most, self._device.backlog_bytes)
         if limit_bytes is not None:
             self._most_ahead = min(self._most_ahead, limit_bytes)
             self.sources.most_bytes = min(self.sources.most_bytes, limit_bytes)

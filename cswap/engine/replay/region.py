@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec, LateSize
-    from cswap.errors import CorruptEncodingError
     from cswap.pool import Loan
 
 UNKNOWN: Final = -1
@@ -76,7 +75,6 @@ class Part:
             the two copies' streams, and on the codec stream again.
         size: of the encoding, if that has to be looked at.
         nbytes: of the encoding; UNKNOWN: nobody has looked.
-        scratch: that it was encoded into, until somebody has looked.
         kept: memory of the codec stream instead: the host had none.
     """
 
@@ -95,7 +93,6 @@ class Part:
         "numel",
         "region",
         "reserve",
-        "scratch",
         "size",
         "start",
     )
@@ -116,7 +113,6 @@ class Part:
         self.encoded, self.left, self.arrived, self.decoded = (new_event() for _ in range(4))
         self.size: int | LateSize | None = None
         self.nbytes = 0
-        self.scratch: torch.Tensor | None = None
         self.kept: torch.Tensor | None = None
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
@@ -154,14 +150,12 @@ class Region:
         n_unsized: parts whose size is not known.
         capacity: bytes of the host memory.
         held_bytes, host_bytes: of the device's and of the host's memory, as counted.
-        error: why its encoding cannot be used, and its own memory is gone.
     """
 
     __slots__ = (
         "ahead",
         "asked",
         "capacity",
-        "error",
         "held_bytes",
         "home",
         "host_bytes",
@@ -203,7 +197,6 @@ class Region:
         self.wanted = self.stays = self.was_read = self.asked = self.ahead = False
         self.held_bytes = self.host_bytes = self.n_unsized = 0
         self.capacity = sum(loan.buffer.numel() for loan in loans)
-        self.error: CorruptEncodingError | None = None
 
     @property
     def serves(self) -> bool:

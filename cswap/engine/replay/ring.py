@@ -6,12 +6,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import torch
 
     from cswap.devices.side_streams import SideStreams
-    from cswap.engine.replay.region import Part
 
 ALIGN: Final = 256
 """Bytes to which places in the ring are aligned."""
@@ -23,41 +20,27 @@ class _Use(NamedTuple):
     Attributes:
         start, stop: bytes.
         last: event of its last use.
-        part: whose encoding it holds, if nobody has looked at its size; None: it may go.
     """
 
     start: int
     stop: int
     last: Any
-    part: Part | None
 
 
 class Ring:
     """A block of the codec stream's memory, handed out from front to back, and again.
 
-    One stream writes it. Before it does so again, it waits for the place's last use; before that,
-    the host looks at the size of an encoding that is there: there is nothing else to wait for. So
-    a ring bounds the device's memory, and the encodes by which the host is ahead.
+    One stream writes it. Before it does so again, it waits for the place's last use. So a ring
+    bounds the device's memory, and the host waits for nothing.
 
     Attributes:
         nbytes: of the block that is allocated next.
         memory: the block; None: nobody needs it.
     """
 
-    def __init__(
-        self,
-        writer: Any,
-        streams: SideStreams,
-        look: Callable[[Part], None] | None = None,
-    ) -> None:
-        """An empty ring.
-
-        Args:
-            writer: the stream that writes it.
-            streams: the device's.
-            look: waits for the size of a part's encoding; None: none is awaited.
-        """
-        self._writer, self._streams, self._look = writer, streams, look
+    def __init__(self, writer: Any, streams: SideStreams) -> None:
+        """An empty ring. Args: writer: the stream that writes it; streams: the device's."""
+        self._writer, self._streams = writer, streams
         self.memory: torch.Tensor | None = None
         self._uses: deque[_Use] = deque()
         self._at = 0
@@ -83,10 +66,10 @@ class Ring:
         self._at = start + -(-nbytes // ALIGN) * ALIGN
         return memory[start:stop]
 
-    def used(self, place: torch.Tensor, last: Any, part: Part | None = None) -> None:
+    def used(self, place: torch.Tensor, last: Any) -> None:
         """The last use of a place has been issued. Args: see `_Use`; place: that `take` gave."""
         start = int(place.storage_offset())
-        self._uses.append(_Use(start, start + place.numel(), last, part))
+        self._uses.append(_Use(start, start + place.numel(), last))
 
     @property
     def is_idle(self) -> bool:
@@ -97,8 +80,6 @@ class Ring:
         """Let go of the block: the codec stream's next memory comes after all uses of it."""
         uses, codec = self._uses, self._streams.codec
         while uses:
-            if self._look is not None and uses[0].part is not None:
-                self._look(uses[0].part)
             codec.wait_event(uses[0].last)
             uses.popleft()
         self.memory = None
@@ -106,10 +87,7 @@ class Ring:
 
     def _retire(self) -> None:
         # The oldest place is used again.
-        oldest = self._uses[0]
-        if self._look is not None and oldest.part is not None:
-            self._look(oldest.part)
-        self._writer.wait_event(oldest.last)
+        self._writer.wait_event(self._uses[0].last)
         self._uses.popleft()
 
     def _fresh(self, nbytes: int) -> torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 from cswap.devices.base import without_memory
 from cswap.devices.cuda_memcpy import INFERRED
 from cswap.engine.replay.ring import Ring
-from cswap.errors import to_raise
+from cswap.errors import InternalError
 
 if TYPE_CHECKING:
     from cswap.devices.side_streams import SideStreams
@@ -34,16 +34,15 @@ class WayBack:
         """Issue the way back of a region's tensor; `Region.ready` is its end.
 
         Raises:
-            CorruptEncodingError: its encode has failed, and the tensor's own memory is gone.
+            InternalError: its encode has failed, so the tensor's own memory is to be taken.
             MemoryError: no memory to copy into.
             UnsupportedError: a mode makes tensors without memory.
         """
         slot, streams = region.slot, self._streams
         if region.n_unsized:
-            for part in region.parts:
-                self._out.await_size(part)
-        if region.error is not None:
-            raise to_raise(region.error)
+            self._out.settle(region)
+        if region.stays:
+            raise InternalError("a tensor is to come back that has not left")
         try:
             memory = self._device.allocate(slot.sizes, slot.strides, dtype=slot.dtype)
         except RuntimeError as error:

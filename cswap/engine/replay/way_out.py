@@ -12,10 +12,11 @@ from cswap.devices.cuda_memcpy import INFERRED
 from cswap.engine.replay.region import UNKNOWN, no_owner
 from cswap.engine.replay.ring import Ring
 from cswap.engine.transfer.section import SECTION_SALT
-from cswap.errors import CorruptEncodingError, without_frames
+from cswap.errors import without_frames
 from cswap.stats.counters import NO_TENSOR, SAVED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from threading import RLock
 
     import torch
@@ -43,7 +44,8 @@ class WayOut:
         self._sources, self._lock = sources, lock
         self._unsized: deque[Part] = deque()
         self.alive: list[Region] = []
-        self.ring = Ring(streams.codec, streams, self.await_size)
+        self.ring = Ring(streams.codec, streams)
+        sources.settle = self.settle
 
     def send(self, away: RegionOwner, x: torch.Tensor, step: int) -> bool:
         """Issue what brings a tensor to the host; whether that was possible.
@@ -61,7 +63,6 @@ class WayOut:
             region.step, region.stream, region.owner = step, stream, weakref.ref(away)
             region.source = x  # before a stream reads it
             region.wanted = region.asked = region.stays = False
-            region.error = None
             region.saved.record(stream)
             try:
                 if slot.verbatim:
@@ -73,7 +74,8 @@ class WayOut:
                     streams.memcpy(part.address, x.data_ptr(), nbytes, INFERRED, d2h.cuda_stream)
                     part.left.record(d2h)
                 else:
-                    self._encode_all(region, x, away.position)
+                    streams.codec.wait_event(region.saved)
+                    self._encode_all(region.parts, x, away)
             except BaseException as error:
                 self._device.drain()  # a stream may be reading memory that nobody holds from here
                 if not isinstance(error, Exception):
@@ -95,39 +97,41 @@ class WayOut:
             self._sources.add(region)
         return True
 
-    def _encode_all(self, region: Region, x: torch.Tensor, position: int) -> None:
-        streams, codec, key = self._streams, region.slot.codec, DEFAULT_KEY
-        streams.codec.wait_event(region.saved)
+    def _encode_all(self, parts: Iterable[Part], x: torch.Tensor, away: RegionOwner) -> None:
+        streams, key = self._streams, DEFAULT_KEY
         before = streams.before()
         try:
             streams.enter(streams.codec)
-            for part in region.parts:
-                if not codec.lossless:
-                    number = position + part.index * SECTION_SALT
-                    key = EncodeKey(self._seed, number, region.step)
+            for part in parts:
+                if not part.region.slot.codec.lossless:
+                    number = away.position + part.index * SECTION_SALT
+                    key = EncodeKey(self._seed, number, part.region.step)
                 self._encode(part, x if part.is_whole else part.of(x), key)
         finally:
             streams.leave(before)
 
     def _encode(self, part: Part, x: torch.Tensor, key: EncodeKey) -> None:
-        region, streams = part.region, self._streams
+        region, streams, kept = part.region, self._streams, part.kept
         slot, side, d2h = region.slot, streams.codec, streams.d2h
         scratch = self.ring.take(part.bound)
         size = slot.codec.encode_flat(x, scratch, key=key, stream=side)
         part.encoded.record(side)
-        part.size, part.nbytes, part.scratch = size, UNKNOWN, scratch
+        part.size, part.nbytes = size, UNKNOWN
         region.n_unsized += 1
-        d2h.wait_event(part.encoded)
-        if region.was_read:
-            d2h.wait_event(part.arrived)
-        streams.memcpy(part.address, scratch.data_ptr(), part.reserve, INFERRED, d2h.cuda_stream)
-        part.left.record(d2h)
+        if kept is None:
+            d2h.wait_event(part.encoded)
+            if region.was_read:
+                d2h.wait_event(part.arrived)
+            target, nbytes, out = part.address, part.reserve, d2h
+        else:
+            target, nbytes, out = kept.data_ptr(), kept.numel(), side
+        streams.memcpy(target, scratch.data_ptr(), nbytes, INFERRED, out.cuda_stream)
+        part.left.record(out)
+        self.ring.used(scratch, part.left)
         if type(size) is int:
             self._measure(part)
-            self.ring.used(scratch, part.left)
         else:
             self._unsized.append(part)
-            self.ring.used(scratch, part.left, part)
 
     # -------------------------------------------------------------------- sizes
 
@@ -139,15 +143,17 @@ class WayOut:
             if part.nbytes == UNKNOWN:
                 self._look(part)
 
-    def await_size(self, part: Part) -> None:
-        """Look at the size of one; the host waits, since there is no other way to know."""
-        if part.nbytes != UNKNOWN:
-            return
-        if not part.encoded.query():
-            start_s = time.perf_counter()
-            part.encoded.synchronize()
-            self._counters.exposed(time.perf_counter() - start_s)
-        self._look(part)
+    def settle(self, region: Region) -> None:
+        """Look at all sizes of a region; the host waits, since there is no other way to know."""
+        while region.n_unsized:  # once more, if one has outgrown its reserve
+            for part in region.parts:
+                if part.nbytes != UNKNOWN:
+                    continue
+                if not part.encoded.query():
+                    start_s = time.perf_counter()
+                    part.encoded.synchronize()
+                    self._counters.exposed(time.perf_counter() - start_s)
+                self._look(part)
 
     def _look(self, part: Part) -> None:
         try:
@@ -157,25 +163,23 @@ class WayOut:
                 self._device.drain()  # a copy may be under way that nobody knows of
                 raise
             region, name = part.region, part.region.slot.codec.name
-            part.nbytes, part.size, part.scratch = 0, None, None
+            part.nbytes, part.size = 0, None
             region.n_unsized -= 1
-            if region.source is not None:  # it stays in its own memory
-                region.stays = True
-                self._counters.fall_back(f"{name}:encode", without_frames(error))
-            else:
-                region.error = CorruptEncodingError(f"codec {name!r}: {without_frames(error)}")
+            region.stays = True  # in its own memory, which is there
+            self._counters.fall_back(f"{name}:encode", without_frames(error))
 
     def _measure(self, part: Part) -> None:
-        region, size, scratch = part.region, part.size, part.scratch
+        region, size = part.region, part.size
         slot = region.slot
         assert size is not None  # since an encode was issued
-        assert scratch is not None
         nbytes = checked_size(slot.codec, size, part.bound)
-        if nbytes > part.reserve:
-            self._make_room(part, scratch, nbytes)
-        part.nbytes, part.size, part.scratch = nbytes, None, None
+        if nbytes > (part.reserve if part.kept is None else part.kept.numel()):
+            self._make_room(part, nbytes)
+            region.n_unsized -= 1
+            return
+        part.nbytes, part.size = nbytes, None
         region.n_unsized -= 1
-        if region.n_unsized or region.error is not None or region.stays:
+        if region.n_unsized or region.stays:
             return
         encoded_bytes = 0
         for each in region.parts:
@@ -184,43 +188,47 @@ class WayOut:
         moved = (0, 0, 0, slot.codec.name, slot.nbytes, encoded_bytes, 0.0)
         self._counters.moves.append(moved)
 
-    def _make_room(self, part: Part, scratch: torch.Tensor, nbytes: int) -> None:
-        # The encoding is larger than its reserve: it is copied once more, whole.
-        streams, region = self._streams, part.region
+    def _make_room(self, part: Part, nbytes: int) -> None:
+        # The encoding is larger than its reserve: the tensor's own memory is there, see `Sources`,
+        # so it is encoded once more.
+        region, source = part.region, part.region.source
+        owner = region.owner()
+        if owner is None:  # nobody wants it
+            part.nbytes, part.size = 0, None
+            return
+        if source is None or source.untyped_storage().nbytes() < region.slot.nbytes:
+            raise RuntimeError(
+                "the tensor's memory is gone, and its encoding takes more than before"
+            )
+        if not self._borrow(part, nbytes):
+            part.kept = self._streams.allocate(nbytes)
+            region.held_bytes += nbytes
+            self._counters.moves.append((nbytes, 0, *NO_TENSOR))
+            self._counters.fall_back("host_limit", "no memory", "encodings stay on the device")
+        self._encode_all((part,), source, owner)
+        region.parts[-1].encoded.record(self._streams.codec)  # `Region.read`
+
+    def _borrow(self, part: Part, nbytes: int) -> bool:
+        # More host memory for an encoding; whether there is any.
+        streams, region, before = self._streams, part.region, part.loan.buffer
         loan = self._host.take(nbytes)
         if loan is None:
-            self._keep(part, scratch, nbytes)
-            return
+            return False
         if loan.after is not None:
             streams.wait(streams.d2h, loan.after)
-        target, d2h = loan.buffer.data_ptr(), streams.d2h
-        streams.memcpy(target, scratch.data_ptr(), nbytes, INFERRED, d2h.cuda_stream)
-        part.left.record(d2h)
-        before = part.loan.buffer
         part.lend(loan, nbytes)
-        self._host.give_back(before, streams.point(part.left, d2h))
+        self._host.give_back(before, streams.point(part.left, streams.d2h))
         more = loan.buffer.numel() - before.numel()
         region.capacity += more
         region.host_bytes += more
         self._counters.moves.append((0, more, *NO_TENSOR))
-
-    def _keep(self, part: Part, scratch: torch.Tensor, nbytes: int) -> None:
-        # On the device: the host has no memory for it.
-        streams = self._streams
-        kept, stream = streams.allocate(nbytes), streams.codec.cuda_stream
-        streams.memcpy(kept.data_ptr(), scratch.data_ptr(), nbytes, INFERRED, stream)
-        streams.codec.wait_event(part.left)  # the copy of as much as was reserved
-        part.left.record(streams.codec)
-        part.kept = kept
-        part.region.held_bytes += nbytes
-        self._counters.moves.append((nbytes, 0, *NO_TENSOR))
-        self._counters.fall_back("host_limit", "no memory", "encodings stay on the device")
+        return True
 
     # ------------------------------------------------------------------- memory
 
     def close_ring(self) -> None:
         """Keep no scratch memory, if the device is done with it."""
-        if self.ring.memory is not None and not self._unsized and self.ring.is_idle:
+        if self.ring.memory is not None and self.ring.is_idle:
             self.ring.close()
 
     def trim(self) -> None:
@@ -234,5 +242,5 @@ def forget_encodings(region: Region) -> None:
     for part in region.parts:
         if part.nbytes == UNKNOWN:
             part.nbytes = 0
-        part.size = part.scratch = part.kept = None
+        part.size = part.kept = None
     region.n_unsized = 0
