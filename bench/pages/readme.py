@@ -117,6 +117,7 @@ TABLES: Final = {
     "twin": twin_tables.steps_tables,
     "twin validation": twin_tables.validation_table,
     "twin policies": twin_tables.policies_table,
+    "twin largest": twin_tables.largest_table,
     "kernels": kernels_table,
     "kernel file": build_table,
     "kernel targets": targets_table,

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from bench.__main__ import app
 from bench.drawing.steps import UNKNOWN
-from bench.twin import report
+from bench.twin import largest, report
 from bench.twin.methods import FIT, METHODS
 from bench.twin.models import TINY
 from bench.twin.policies import compared, hardware_of
@@ -184,6 +184,42 @@ def test_a_prediction_that_is_off_does_not_hold():
     assert lines[0][3:6] == ["3", "1", "1"]
     assert lines[1][8:10] == ["+20.0%", "+0.0%"]
     assert report.policies(document).row_count == 4
+
+
+@pytest.mark.parametrize("predicted", [2.0, 3.0, 0.5])
+def test_the_largest_batch_is_one_that_trained(monkeypatch, predicted):
+    usable, tried = 0.9 * H200.device_bytes, []
+
+    def trained(_module, argument):
+        each = {"plain": usable / 100, "checkpoint": usable / 300}.get(
+            argument["method"], usable / 250
+        )
+        batch, nbytes = argument["batch"], argument["batch"] * each
+        tried.append((argument["method"], batch))
+        if nbytes > H200.device_bytes:
+            raise FailedError("exit code 1: torch.OutOfMemoryError: out of memory")
+        return {
+            **argument,
+            "peak_bytes": nbytes,
+            "step_s": 0.01 * batch,
+            "largest_batch": predicted,
+        }
+
+    monkeypatch.setattr(largest, "call", trained)
+    rows = largest.largest("gpt2-medium", H200.name)
+    plain, checkpointed, fitted = (row["batch"] for row in rows)
+    assert 94 <= plain <= 100
+    assert 281 <= checkpointed <= 300
+    assert fitted == (plain if predicted < 1 else int(2 * plain) if predicted < 3 else fitted)
+    assert plain <= fitted <= 250
+    assert len(tried) < 40
+    document = {"rows": [*rows[:2], {**rows[2], "step_s": 0.02 * fitted}], "settings": {}}
+    (line,) = report.largest_cells(document)
+    assert line[2:5] == [str(plain), str(checkpointed), str(fitted)]
+    assert line[5:] == [f"{fitted / plain:.1f}", "1.00", "0.50"]
+    assert report.largest(document).row_count == 1
+    failed = {"rows": [{**row, "failure": "no batch fits"} for row in rows]}
+    assert report.largest_cells(failed)[0][2:] == [UNKNOWN] * 6
 
 
 def test_the_rates_of_plans_are_those_of_the_twin():

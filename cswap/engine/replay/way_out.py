@@ -117,7 +117,6 @@ class WayOut:
         size = slot.codec.encode_flat(x, scratch, key=key, stream=side)
         part.encoded.record(side)
         part.size, part.nbytes = size, UNKNOWN
-        region.n_unsized += 1
         if kept is None:
             d2h.wait_event(part.encoded)
             if region.was_read:
@@ -128,6 +127,7 @@ class WayOut:
         streams.memcpy(target, scratch.data_ptr(), nbytes, INFERRED, out.cuda_stream)
         part.left.record(out)
         self.ring.used(scratch, part.left)
+        region.n_unsized += 1  # last: whatever fails before, the parts are as many as before
         if type(size) is int:
             self._measure(part)
         else:
@@ -145,15 +145,15 @@ class WayOut:
 
     def settle(self, region: Region) -> None:
         """Look at all sizes of a region; the host waits, since there is no other way to know."""
-        while region.n_unsized:  # once more, if one has outgrown its reserve
-            for part in region.parts:
-                if part.nbytes != UNKNOWN:
-                    continue
+        # Once more, if one has outgrown its reserve.
+        while unsized := [part for part in region.parts if part.nbytes == UNKNOWN]:
+            for part in unsized:
                 if not part.encoded.query():
                     start_s = time.perf_counter()
                     part.encoded.synchronize()
                     self._counters.exposed(time.perf_counter() - start_s)
                 self._look(part)
+        region.n_unsized = 0
 
     def _look(self, part: Part) -> None:
         try:
@@ -200,6 +200,7 @@ class WayOut:
             raise RuntimeError(
                 "the tensor's memory is gone, and its encoding takes more than before"
             )
+        stays, region.stays = region.stays, True  # if an interrupt comes in between
         if not self._borrow(part, nbytes):
             part.kept = self._streams.allocate(nbytes)
             region.held_bytes += nbytes
@@ -207,6 +208,7 @@ class WayOut:
             self._counters.fall_back("host_limit", "no memory", "encodings stay on the device")
         self._encode_all((part,), source, owner)
         region.parts[-1].encoded.record(self._streams.codec)  # `Region.read`
+        region.stays = stays
 
     def _borrow(self, part: Part, nbytes: int) -> bool:
         # More host memory for an encoding; whether there is any.
