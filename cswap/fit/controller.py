@@ -124,7 +124,6 @@ class FitController:
             GoalError: the limit is below the bytes of parameters, buffers and gradients.
         """
         device = device_of(model)
-        self._made_for = made_for(asked, device.type, engine.config)
         self._asked = self._first_asked = asked = asked.on(device)
         # This may fail: nothing is to be undone yet.
         link = link_rates(device.index or 0) if device.type == "cuda" else None
@@ -173,7 +172,8 @@ class FitController:
         """The plan that is obeyed, to be saved; None: there is none yet."""
         if self._plan is None or self._phase not in _OBEYS:
             return None
-        return Schedule(self._made_for, self._plan, int(self._other), self._pace.plain_s)
+        made = made_for(self._asked, self._device.type, self._engine.config)
+        return Schedule(made, self._plan, int(self._other), self._pace.plain_s)
 
     @property
     def goal(self) -> Goal:
@@ -446,7 +446,8 @@ class FitController:
         if self._asked.limit_bytes is None:
             return  # measured steps say how much time is left
         held = self._correction.held
-        if (self._repriced if self._chooser.unified else len(held)) < self._most_repriced:
+        n_timed = max(self._repriced, 0 if self._chooser.unified else len(held))
+        if n_timed < self._most_repriced:
             self._compares = True
             self._begin_planning()
             return
@@ -486,7 +487,12 @@ class FitController:
 
     def _begin_with(self, schedule: Schedule) -> None:
         # Where a plan from a file has to be another one, steps are explored for it.
-        other = schedule.other_than(self._made_for)
+        config, kind = self._engine.config, self._device.type
+        other = schedule.other_than(made_for(self._asked, kind, config))
+        if other is not None and self._asked.by_default and kind == "cuda":
+            of_device = _of_device(usable_bytes(self._device))
+            if schedule.other_than(made_for(of_device, kind, config)) is None:
+                self._asked, other = of_device, None  # see Note [a step that does not fit]
         if other is not None:
             log.warning("schedule: it was made for %s. Steps are explored.", other)
             return
@@ -523,7 +529,7 @@ class FitController:
             self._phase = "timing"
             return
         if self._asked.by_default:  # see Note [a step that does not fit]
-            self._asked = Asked(usable, None, of_device=True)
+            self._asked = _of_device(usable)
             log.info("fit: without cswap, a step does not fit the device: its memory is the goal.")
         self._begin_planning()
 
@@ -625,6 +631,11 @@ class FitController:
         say("fit: %s; cswap decides as without a goal from here on.", why)
         self._phase, self._priced = "given up", None
         self.remove()
+
+
+def _of_device(usable: int) -> Asked:
+    # The goal of a device with so many bytes.
+    return Asked(usable, None, of_device=True)
 
 
 def _check_floor(limit_bytes: int | None, resident: Resident) -> None:

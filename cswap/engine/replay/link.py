@@ -30,7 +30,7 @@ from cswap.engine.replay.region import Region, no_owner
 from cswap.engine.replay.ring import ALIGN
 from cswap.engine.replay.sources import Sources
 from cswap.engine.replay.way_back import WayBack
-from cswap.engine.replay.way_out import WayOut, forget_encodings
+from cswap.engine.replay.way_out import WayOut, count_unsized, forget_encodings
 from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
@@ -135,6 +135,8 @@ class Link:
             first = expected and not region.asked
             if first:
                 region.asked = True
+                if region.source is not None:
+                    self.sources.asks(region)
                 self._order.asks(slot, self.alive)
             memory = region.source
             if region.n_unsized and not region.serves:
@@ -146,7 +148,6 @@ class Link:
                     region.ahead = False
                     self._ahead_bytes -= slot.nbytes
                 if first:
-                    self.sources.asks(region)
                     self._counters.stay("wanted_early", slot.nbytes)
                 if stream is not region.stream:
                     memory.record_stream(stream)
@@ -405,6 +406,7 @@ class Link:
             self.back.ring.close()
             self.alive[:] = dict.fromkeys(self.alive)
             for region in self.alive:
+                count_unsized(region)
                 nbytes = region.slot.nbytes
                 n_held = (region.source is not None) + (region.memory is not None)
                 kept = (part.kept for part in region.parts)

@@ -139,6 +139,7 @@ class Region:
             released; `no_owner`: it is free.
         step: of that tensor.
         source: the tensor's own memory, until it has been read.
+        address: of that, when it was saved.
         stream: on which it was saved.
         wanted: it will be asked for soon: its own memory is not let go.
         stays: its encoding cannot be used: the same.
@@ -153,6 +154,7 @@ class Region:
     """
 
     __slots__ = (
+        "address",
         "ahead",
         "asked",
         "capacity",
@@ -191,7 +193,7 @@ class Region:
         self.read = last.left if slot.verbatim else last.encoded
         self.ready = last.arrived if slot.verbatim else last.decoded
         self.owner: Callable[[], RegionOwner | None] = no_owner
-        self.step = -1
+        self.step, self.address = -1, 0
         self.source: torch.Tensor | None = None
         self.memory: torch.Tensor | None = None
         self.wanted = self.stays = self.was_read = self.asked = self.ahead = False

@@ -60,8 +60,10 @@ class Sources:
             is_read = oldest.read.query()
             if not is_read and self.nbytes <= most_bytes:
                 break
-            if oldest.n_unsized:  # see Note [a source waits for its size]
-                self.settle(oldest)
+            if oldest.n_unsized and oldest.owner() is not None:
+                self.settle(oldest)  # see Note [a source waits for its size]
+                if not regions or regions[0] is not oldest:  # to make room, others were let go
+                    continue
                 is_read = oldest.read.query()
             if not is_read:
                 self._streams.stall(oldest.stream, oldest.read)
@@ -85,7 +87,7 @@ class Sources:
         self._held = held
 
     def asks(self, region: Region) -> None:
-        """Backward asks for the tensor of one for the first time; its own memory serves."""
+        """Backward asks for a tensor for the first time."""
         if region in self._regions:
             self.asked_bytes += region.slot.nbytes
 

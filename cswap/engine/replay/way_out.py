@@ -61,7 +61,7 @@ class WayOut:
         with self._lock:
             self.alive.append(region)  # first: whatever comes in between, it is released
             region.step, region.stream, region.owner = step, stream, weakref.ref(away)
-            region.source = x  # before a stream reads it
+            region.source, region.address = x, x.data_ptr()  # before a stream reads it
             region.wanted = region.asked = region.stays = False
             region.saved.record(stream)
             try:
@@ -153,7 +153,7 @@ class WayOut:
                     part.encoded.synchronize()
                     self._counters.exposed(time.perf_counter() - start_s)
                 self._look(part)
-        region.n_unsized = 0
+        count_unsized(region)
 
     def _look(self, part: Part) -> None:
         try:
@@ -164,7 +164,7 @@ class WayOut:
                 raise
             region, name = part.region, part.region.slot.codec.name
             part.nbytes, part.size = 0, None
-            region.n_unsized -= 1
+            count_unsized(region)
             region.stays = True  # in its own memory, which is there
             self._counters.fall_back(f"{name}:encode", without_frames(error))
 
@@ -196,12 +196,12 @@ class WayOut:
         if owner is None:  # nobody wants it
             part.nbytes, part.size = 0, None
             return
-        if source is None or source.untyped_storage().nbytes() < region.slot.nbytes:
-            raise RuntimeError(
-                "the tensor's memory is gone, and its encoding takes more than before"
-            )
+        if source is None or source.data_ptr() != region.address:  # of a storage that was resized
+            raise RuntimeError("its memory is another one, and its encoding takes more than before")
         stays, region.stays = region.stays, True  # if an interrupt comes in between
         if not self._borrow(part, nbytes):
+            if part.kept is not None:
+                self._let_go_of_kept(part)
             part.kept = self._streams.allocate(nbytes)
             region.held_bytes += nbytes
             self._counters.moves.append((nbytes, 0, *NO_TENSOR))
@@ -209,6 +209,13 @@ class WayOut:
         self._encode_all((part,), source, owner)
         region.parts[-1].encoded.record(self._streams.codec)  # `Region.read`
         region.stays = stays
+
+    def _let_go_of_kept(self, part: Part) -> None:
+        # Its encoding has grown once more. The memory is the codec stream's, which used it last.
+        assert part.kept is not None  # the caller has looked
+        nbytes, part.kept = part.kept.numel(), None
+        part.region.held_bytes -= nbytes
+        self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
 
     def _borrow(self, part: Part, nbytes: int) -> bool:
         # More host memory for an encoding; whether there is any.
@@ -219,6 +226,8 @@ class WayOut:
         if loan.after is not None:
             streams.wait(streams.d2h, loan.after)
         part.lend(loan, nbytes)
+        if part.kept is not None:
+            self._let_go_of_kept(part)
         self._host.give_back(before, streams.point(part.left, streams.d2h))
         more = loan.buffer.numel() - before.numel()
         region.capacity += more
@@ -237,6 +246,11 @@ class WayOut:
         """Keep no scratch memory: no tensor is alive."""
         self._unsized.clear()
         self.ring.close()
+
+
+def count_unsized(region: Region) -> None:
+    """Count the parts anew whose size is not known: something came in between."""
+    region.n_unsized = sum(part.nbytes == UNKNOWN for part in region.parts)
 
 
 def forget_encodings(region: Region) -> None:
