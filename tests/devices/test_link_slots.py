@@ -455,6 +455,91 @@ def fails(*_args, **_options):
     raise RuntimeError("on purpose")
 
 
+def test_an_encoding_that_cannot_be_made_again_leaves_its_tensor_where_it_is(machine, monkeypatch):
+    engine = machine.engine("zvc")
+    warm_up(machine, engine)
+    engine.review_slots()
+    grown(engine)
+    streams = engine._state.lanes._only.executor.link._streams
+    make_room, memcpy = way_out.WayOut._make_room, streams.memcpy
+
+    def without_copies(self, part, nbytes):
+        streams.memcpy = fails
+        try:
+            make_room(self, part, nbytes)
+        finally:
+            streams.memcpy = memcpy
+
+    monkeypatch.setattr(way_out.WayOut, "_make_room", without_copies)
+    packed, values = machine.save(engine, N, NUMEL)
+    engine.synchronize()
+    assert not any(one.region.n_unsized for one in packed)
+    assert all(one.region.stays for one in packed)
+    ask_all(machine, engine, packed, values)
+    machine.cuda.synchronize()
+    assert_nothing_is_held(machine, engine)
+
+
+@pytest.mark.parametrize("has_host", [False, True])
+def test_an_encoding_may_grow_twice(machine, monkeypatch, has_host):
+    engine = machine.engine("zvc")
+    warm_up(machine, engine, 1)
+    engine.review_slots()
+    grown(engine)
+    packed, values = machine.save(engine, 1, NUMEL)
+    link_ = engine._state.lanes._only.executor.link
+    with monkeypatch.context() as patch:
+        patch.setattr(way_out.WayOut, "_borrow", lambda *_: False)
+        machine.cuda.synchronize()
+        link_.out.look()
+    part = packed[0].region.parts[0]
+    part.kept = part.kept[:256]  # as if the first encoding had been as small as that
+    packed[0].region.held_bytes -= link_.device_bytes - NUMEL * 4 - 256
+    if not has_host:
+        monkeypatch.setattr(way_out.WayOut, "_borrow", lambda *_: False)
+    link_.let_go_down_to(0)
+    assert (part.kept is None) is has_host
+    assert link_.device_bytes == (0 if part.kept is None else part.kept.numel())
+    ask_all(machine, engine, packed, values)
+
+
+def test_a_storage_that_was_resized_meanwhile_is_not_encoded_again(machine):
+    engine = machine.engine("zvc")
+    warm_up(machine, engine, 1)
+    engine.review_slots()
+    grown(engine)
+    packed, values = machine.save(engine, 1, NUMEL)
+    packed[0].region.address += 8  # it has other memory than it had
+    link_ = engine._state.lanes._only.executor.link
+    link_.let_go_down_to(0)
+    assert packed[0].region.stays
+    ask_all(machine, engine, packed, values)
+    assert engine.stats.fallbacks_by_reason["zvc:encode"] == 1
+    assert_nothing_is_held(machine, engine)
+
+
+def test_tensors_that_have_to_be_rounded_count_once_while_they_leave(small):
+    engine = small.engine("int8")
+    engine.begin_step()
+    packed, _ = small.save(engine, 16, NUMEL)
+    while packed:
+        engine.unpack(packed.pop())
+    engine._end_backward()
+    engine.begin_step()
+    engine.review_slots()
+    for slot in engine.packer.book.slots:
+        slot.round_trip = True
+    sources = engine._state.lanes._only.executor.link.sources
+    packed, _ = small.save(engine, 16, NUMEL)
+    assert are_copied(packed)
+    while packed:
+        engine.unpack(packed.pop())
+        assert sources.asked_bytes == sum(r.slot.nbytes for r in sources._regions if r.asked)
+    engine._end_backward()
+    small.cuda.synchronize()
+    assert_nothing_is_held(small, engine)
+
+
 @pytest.mark.parametrize("codec", ["raw", "zvc"])
 def test_less_comes_back_ahead_while_tensors_that_were_asked_for_still_leave(small, codec):
     engine = small.engine(codec)

@@ -14,7 +14,7 @@ from cswap import SwapConfig, api
 from cswap.fit import controller, plain_steps
 from cswap.fit.goal import Asked
 from cswap.fit.pace import Pace
-from tests.fit.test_goal_over_a_link import N_BLOCKS, ROWS, WIDTH, Block, machine, step
+from tests.fit.test_goal_over_a_link import N_BLOCKS, ROWS, WIDTH, Block, machine, saved_bytes, step
 
 __all__ = ["machine"]
 
@@ -99,6 +99,33 @@ def test_no_step_is_plain_where_there_may_be_no_room(gpu, monkeypatch, share):
         assert all(a < b for a, b in itertools.pairwise(packed))
         goal: Any = handle.goal
         assert (goal.phase, goal.plain_s > 0) == ("obeying", True)
+
+
+def test_where_no_plain_step_fits_the_devices_memory_is_the_goal(gpu, monkeypatch, tmp_path):
+    net, x, expected = made()
+    saved = saved_bytes(net, x)
+    usable = [int(2 * sum(p.nbytes for p in net.parameters()) + 0.6 * saved)]
+    monkeypatch.setattr(controller, "usable_bytes", lambda _device: usable[0])
+    with cswap.install(net, min_bytes=0) as handle:
+        seen = train(gpu, handle, net, x, expected, 40)
+        goal: Any = handle.goal
+        assert (goal.asked_bytes, goal.asked_slowdown, goal.phase) == (usable[0], None, "obeying")
+        assert goal.predicted_bytes <= usable[0]
+        assert goal.held in (True, None)  # a new plan is not measured at once
+        assert "timing" not in {phase for phase, _ in seen}
+        handle.schedule.save(tmp_path / "schedule.json")
+        # Once it would fit, the next exploration asks for the least memory again.
+        usable[0] = USABLE
+        fit: Any = handle._fit
+        fit._explore()
+        train(gpu, handle, net, x, expected, 24)
+        goal = handle.goal
+        assert (goal.asked_bytes, goal.asked_slowdown) == (None, 1.1)
+    usable[0] //= 1000
+    with cswap.install(net, min_bytes=0, schedule=tmp_path / "schedule.json") as handle:
+        train(gpu, handle, net, x, expected, 4)
+        goal = handle.goal
+        assert (goal.asked_bytes, goal.phase, goal.plans) == (usable[0], "obeying", 0)
 
 
 def test_a_model_that_comes_to_the_gpu_later_has_it_then(gpu):

@@ -194,6 +194,47 @@ def test_after_a_plan_that_was_too_loose_one_more_is_tried(machine, monkeypatch,
         assert set(obeyed) == {0, 1, 2}
 
 
+def test_the_faster_plan_stays_however_late_the_second_one_is_made(machine, monkeypatch):
+    # At first, planning finds nothing better.
+    made: list[Any] = []
+    nothing_better: list[bool] = []
+    found_for = solve.found_for
+
+    def noted(*arguments):
+        plan: Any = found_for(*arguments).plan
+        if made and not nothing_better:
+            nothing_better.append(True)
+        elif len(made) < 2:
+            decided = {**plan.decided, Key("", torch.float32, len(made)): Decided("keep", 0, 0)}
+            made.append(replace(plan, decided=decided, added_s=-5.0))
+        return Found(made[-1], obeyed_s=1.0)
+
+    monkeypatch.setattr(controller, "found_for", noted)
+    fit_controller: Any = controller.FitController
+    monkeypatch.setattr(fit_controller, "_note_cost", lambda *_: True)
+    monkeypatch.setattr(fit_controller, "_cost_s", lambda _, plan: 1 + 50 * (plan is not made[0]))
+    may_loosen = Correction.may_loosen
+
+    def only_notes(self, look):
+        may_loosen(self, look)
+        return False
+
+    monkeypatch.setattr(Correction, "may_loosen", only_notes)
+    monkeypatch.setattr(controller, "MOST_OVER_LINK", 2)
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
+    weights = sum(p.nbytes for p in net.parameters())
+    limit = int(2 * weights + 0.5 * saved_bytes(net, x))
+    monkeypatch.setattr(resident.CountedMeter, "take", lambda *_: limit - 1)
+    with cswap.install(net, fit=limit, min_bytes=0) as handle:
+        for _ in range(120):
+            step(net, x)
+            machine.cuda.synchronize()
+        fit: Any = handle._fit
+        assert nothing_better
+        assert fit._plan is made[0]
+
+
 def test_tensors_whose_values_come_late_have_all_their_ways(machine, monkeypatch):
     # A GPU's sample arrives after the tensor was saved: in the first step nobody knows its values.
     late, get = set(), LateProfile.get
