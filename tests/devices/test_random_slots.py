@@ -204,7 +204,6 @@ IMPLIED = {
     "link.py:self._streams.wait(self._streams.d2h, loan.after)",
     "link.py:d2h.wait_event(part.arrived)",
     "way_out.py:d2h.wait_event(part.arrived)",
-    "way_out.py:streams.wait(streams.d2h, loan.after)",
 }
 """Waits for host memory to have been read. The stream that saves the next tensor has waited for
 that, too, unless a program saves on several streams, which these steps do not."""
