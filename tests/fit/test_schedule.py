@@ -14,7 +14,7 @@ import cswap
 import cswap.api
 from cswap.config import SwapConfig
 from cswap.errors import ConfigError
-from cswap.fit.schedule import Schedule
+from cswap.fit.schedule import Schedule, made_for
 from tests.fit import test_changing_steps as changing
 from tests.fit.test_goal import STEPS, train
 from tests.fit.test_goal_over_a_link import machine
@@ -192,7 +192,8 @@ def dealt_anew(handle, path, seed):
     fit = handle._fit
     if fit is None or fit._plan is None:
         return False
-    Schedule(fit._made_for, fit._plan, 0, None).save(path)
+    made = made_for(fit._asked, fit._device.type, fit._engine.config)
+    Schedule(made, fit._plan, 0, None).save(path)
     found, deal = json.loads(path.read_text()), random.Random(seed)
     actions = [one["action"] for one in found["tensors"].values()]
     for one in found["tensors"].values():
