@@ -113,7 +113,8 @@ def test_where_no_plain_step_fits_the_devices_memory_is_the_goal(gpu, monkeypatc
         assert goal.predicted_bytes <= usable[0]
         assert goal.held in (True, None)  # a new plan is not measured at once
         assert "timing" not in {phase for phase, _ in seen}
-        handle.schedule.save(tmp_path / "schedule.json")
+        schedule: Any = handle.schedule
+        schedule.save(tmp_path / "schedule.json")
         # Once it would fit, the next exploration asks for the least memory again.
         usable[0] = USABLE
         fit: Any = handle._fit
