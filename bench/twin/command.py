@@ -56,7 +56,7 @@ def main(
         bool, typer.Option("--policies", help="Plans of all policies, predicted and followed.")
     ] = False,
     batches: Annotated[
-        bool, typer.Option("--largest", help="The largest batch that each GPU holds.")
+        bool, typer.Option("--largest", help="The largest batch that an RTX 4090 holds.")
     ] = False,
     again: Again = False,
 ) -> None:

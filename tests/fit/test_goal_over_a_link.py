@@ -66,6 +66,14 @@ def step(net, x):
     return [p.grad.clone() for p in net.parameters()]
 
 
+def blocks_and_half_of_their_bytes():
+    """A net, its input, and a limit in bytes that leaves room for half of its saved tensors."""
+    torch.manual_seed(0)
+    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
+    weights = sum(p.nbytes for p in net.parameters())
+    return net, x, int(2 * weights + 0.5 * saved_bytes(net, x))
+
+
 def saved_bytes(net, x):
     found = {}
 
@@ -140,10 +148,7 @@ def test_a_looser_plan_is_obeyed_only_if_it_takes_less_time(machine, monkeypatch
 
     monkeypatch.setattr(controller, "found_for", noted)
     monkeypatch.setattr(Correction, "may_loosen", lambda *_: len(made) == 1)
-    torch.manual_seed(0)
-    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
-    weights = sum(p.nbytes for p in net.parameters())
-    limit = int(2 * weights + 0.5 * saved_bytes(net, x))
+    net, x, limit = blocks_and_half_of_their_bytes()
     monkeypatch.setattr(resident.CountedMeter, "take", lambda *_: limit - 1)
     with cswap.install(net, fit=limit, min_bytes=0) as handle:
         for _ in range(40):
@@ -175,10 +180,7 @@ def test_after_a_plan_that_was_too_loose_one_more_is_tried(machine, monkeypatch,
         return 1.05 * limit if n == 1 or (n == 2 and third_is_too_much) else 0.6 * limit
 
     monkeypatch.setattr(controller, "found_for", noted)
-    torch.manual_seed(0)
-    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
-    weights = sum(p.nbytes for p in net.parameters())
-    limit = int(2 * weights + 0.5 * saved_bytes(net, x))
+    net, x, limit = blocks_and_half_of_their_bytes()
     monkeypatch.setattr(resident.CountedMeter, "take", peak)
     installed: list[Any] = []
     rooms: list[float] = []
@@ -221,10 +223,7 @@ def test_the_faster_plan_stays_however_late_the_second_one_is_made(machine, monk
 
     monkeypatch.setattr(Correction, "may_loosen", only_notes)
     monkeypatch.setattr(controller, "MOST_OVER_LINK", 2)
-    torch.manual_seed(0)
-    net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
-    weights = sum(p.nbytes for p in net.parameters())
-    limit = int(2 * weights + 0.5 * saved_bytes(net, x))
+    net, x, limit = blocks_and_half_of_their_bytes()
     monkeypatch.setattr(resident.CountedMeter, "take", lambda *_: limit - 1)
     with cswap.install(net, fit=limit, min_bytes=0) as handle:
         for _ in range(120):
