@@ -12,6 +12,10 @@ tensor that was copied in part is held as a whole, so the largest one that moves
 does the memory that encodings pass through: as much as the largest of them needs. The host leads by
 some time in each slot: its work for tensors makes that shorter, and whatever makes the computation
 longer makes it longer. Where it would be negative, the computation stalls.
+
+The host takes memory and gives it back, and may be ahead of the device. So at each moment the
+device may hold as much for tensors on their way as at the fullest one (`Problem.under_way`): the
+peak counts that much everywhere.
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ UNDER_WAY: Final = 2
 N_BLOCKS: Final = 7
 """Of columns, each with one for a slot."""
 
-N_LARGEST: Final = 2
+N_LARGEST: Final = 3
 """Of columns behind these: see `LinkProgram`."""
 
 PACK_S: Final = 5e-5
@@ -55,8 +59,8 @@ class LinkProgram:
 
     Attributes:
         n_columns: by slot: bytes that go out, that come back, that wait, that are back early, that
-            are away, the stall, and the host's lead; the largest tensor that moves, and the memory
-            that encodings pass through.
+            are away, the stall, and the host's lead; the largest tensor that moves, the memory
+            that encodings pass through, and the most that waits or is back early.
         upper: [n_columns] bounds.
     """
 
@@ -77,14 +81,11 @@ class LinkProgram:
         self._turn = int(np.searchsorted(self._starts, problem.turn))
         self.upper[n : n + self._turn] = 0.0
 
-    def under_way(self) -> Any:
-        """[slots, n_columns] 1 for the bytes that the device holds for tensors that move."""
-        from scipy.sparse import csr_array, eye_array, hstack
-
-        n = len(self._slot_ms)
-        nothing, one = csr_array((n, n)), eye_array(n)
-        largest = np.ones((n, N_LARGEST))
-        return hstack([*[nothing] * 2, *[one] * 2, *[nothing] * 3, largest], format="csr")
+    def under_way(self) -> NDArray[np.float64]:
+        """[n_columns] 1 for the bytes that the device holds for tensors that move."""
+        found = np.zeros(self.n_columns)
+        found[-N_LARGEST:] = 1.0
+        return found
 
     def rows(self) -> Iterator[tuple[Any, Any, Any]]:
         """Matrix over all columns, lower, upper bounds; see `scipy.optimize.LinearConstraint`."""
@@ -127,6 +128,11 @@ class LinkProgram:
         yield self._largest(moved, self.n_columns - N_LARGEST), -np.inf, 0.0
         passing = np.array([way.passing_bytes / MIB for _, way in self._ways])
         yield self._largest(passing, self.n_columns - N_LARGEST + 1), -np.inf, 0.0
+        most = csr_array(np.ones((n_slots, 1)))
+        no_other = csr_array((n_slots, N_LARGEST - 1))
+        for waits_or_early in ([one, zero], [zero, one]):
+            blocks = [zero, zero, *waits_or_early, zero, zero, zero, no_other, -most]
+            yield block_array([[nobody, nothing, *blocks]]), -np.inf, 0.0
         longer = np.zeros((1, n_ways + 2 + self.n_columns))
         stalls = slice(n_ways + 2 + STALL * n_slots, n_ways + 2 + (STALL + 1) * n_slots)
         longer[0, :n_ways], longer[0, n_ways + 1], longer[0, stalls] = first + last, -1.0, 1.0

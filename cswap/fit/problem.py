@@ -40,7 +40,7 @@ DWELL: Final = 1
 """Moments after its last use for which it is still there, where that was not seen."""
 
 MOST_MOMENTS: Final = 96
-"""Moments that a solver sees; of longer steps, each stands for several, with the most of them."""
+"""Slots of a step, at most: of longer steps, each has several moments."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -398,9 +398,3 @@ def slots(moments: NDArray[np.intp], turn: int, n_moments: int) -> NDArray[np.in
     even = np.linspace(0, len(moments), n_slots, endpoint=False).astype(np.intp)
     found: NDArray[np.intp] = np.union1d(moments[even], [0, turn, turn + 1])
     return found[found < n_moments]
-
-
-def thinned(rows: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.float64]:
-    """Bytes [..., moments] by slot: the most of its moments. Args: starts: `Problem.slots`."""
-    found: NDArray[np.float64] = np.maximum.reduceat(rows, starts, axis=-1)
-    return found

@@ -18,8 +18,6 @@ from cswap.fit.greedy import Search, greedy
 from cswap.fit.way_program import MOST_BYTES, WayProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.saved import Saved, Way
 
@@ -117,7 +115,9 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         return all_stay
     best: FitPlan | None = None
     for one in _by_depth(problem) if exact else ():
-        best = _solved(one, limit_bytes, best)
+        limit_s = math.inf if best is None else best.added_s
+        found = WayProgram(one).within(limit_bytes, limit_s)
+        best = found if best is None or (found and found.added_s < best.added_s) else best
     if best is not None:
         return best
     found = greedy(problem, limit_bytes, math.inf)
@@ -133,15 +133,6 @@ def _by_depth(problem: Problem) -> tuple[Problem, ...]:
     # small limits need them.
     shallow = problem.up_to(GOAL_DEPTH)
     return (problem,) if shallow.too_deep == problem.too_deep else (shallow, problem)
-
-
-def _solved(problem: Problem, limit_bytes: float, best: FitPlan | None) -> FitPlan | None:
-    # The program's plan, or the best one so far, if that is as fast.
-    if best is not None:
-        found = WayProgram(problem).within(limit_bytes, best.added_s)
-        return best if found is None or found.added_s >= best.added_s else found
-    plans = (program.within(limit_bytes) for program in _programs(problem))
-    return next((plan for plan in plans if plan is not None), None)
 
 
 def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitPlan:
@@ -174,7 +165,7 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
     state.take_smallest()
     found: list[FitPlan] = []
     for plan in (
-        *(program.solve(limit_bytes=math.inf, limit_s=math.inf) for program in _programs(problem)),
+        WayProgram(problem).solve(limit_bytes=math.inf, limit_s=math.inf),
         greedy(problem, 0.0, math.inf),
         state.plan(),
     ):
@@ -193,10 +184,3 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
 
 def _stays(saved: Saved) -> Way:
     return next(way for way in saved.ways if way.action == KEEP)
-
-
-def _programs(problem: Problem) -> Iterator[WayProgram]:
-    # In turn, until one finds a plan: see `WayProgram`.
-    yield WayProgram(problem)
-    if problem.over_link is not None:
-        yield WayProgram(problem, every_moment=True)

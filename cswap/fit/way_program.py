@@ -26,7 +26,7 @@ from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.background import is_ending
 from cswap.fit.goal import most_bytes
 from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
-from cswap.fit.problem import FitPlan, Moves, Problem, thinned
+from cswap.fit.problem import FitPlan, Moves, Problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -147,18 +147,10 @@ class _Arrays:
 
 
 class WayProgram:
-    """A problem as the matrices of a linear program.
+    """A problem as the matrices of a linear program."""
 
-    Over a link, a slot stands for several moments, with the most that each tensor takes at one of
-    them. That is too much by some per cent: about as much as a step holds beyond its plan. If no
-    plan is within the limit because of it, each moment counts by itself.
-    """
-
-    def __init__(
-        self, problem: Problem, *, every_moment: bool = False, every_way: bool = False
-    ) -> None:
+    def __init__(self, problem: Problem, *, every_way: bool = False) -> None:
         self._problem = problem
-        self._every_moment = every_moment
         some = iter if every_way else useful
         ways = ((i, way) for i, s in enumerate(problem.saved) for way in some(s.ways))
         self._variables = [_Variable(i, way) for i, way in ways]
@@ -242,7 +234,7 @@ class WayProgram:
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array, hstack
 
-        n, (nbytes, other, at) = len(self._variables), self._bytes()
+        n, (nbytes, other) = len(self._variables), self._bytes()
 
         def rows(*blocks: Any, below: Any, above: Any = -np.inf) -> Any:
             # The first columns; the others are 0.
@@ -255,7 +247,9 @@ class WayProgram:
             return csr_array((np.ones(len(cells)), (row, column)), (max(row) + 1, n))
 
         peak = np.full((len(nbytes), 1), -1.0)
-        under_way = [] if link is None else [np.zeros_like(peak), link.under_way()[at]]
+        under_way = []
+        if link is not None:
+            under_way = [np.zeros_like(peak), np.tile(link.under_way(), (len(nbytes), 1))]
         found = [
             rows(nbytes, peak, *under_way, below=-other),
             rows(ones(self._once()), below=1.0, above=1.0),
@@ -281,22 +275,15 @@ class WayProgram:
         several = owner[np.abs(shares - np.round(shares)) > WHOLE]
         return ~np.isin(owner, several)
 
-    def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.intp]]:
-        # [rows, variables] and the others' [rows], in MiB, and the slot of each row. Without a
-        # link, slots that repeat one before are left out; of moments, those at which no plan holds
-        # more than at another one of their slot.
+    def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        # [moments, variables] and the others' [moments], in MiB, without moments at which no plan
+        # holds more than at another one.
         problem = self._problem
         alone = problem.over_link is None
         found = [problem.bytes_of(v.index, v.way, moves=alone) for v in self._variables]
-        values = np.array([*found, problem.other_bytes()]) / MIB
-        if self._every_moment:
-            kept, slot = undominated(values.T, problem.slots)
-            values = values[:, kept]
-        else:
-            values = thinned(values, problem.slots)
-            values = np.unique(values, axis=1) if alone else values
-            slot = np.arange(values.shape[1])
-        return values[:-1].T, values[-1], slot
+        values = np.array([*found, problem.other_bytes()]).T / MIB
+        values = values[undominated(values, problem.slots)]
+        return values[:, :-1], values[:, -1]
 
     def _mean_bytes(self) -> NDArray[np.float64]:
         # [variables] in MiB, over all moments.
@@ -331,28 +318,24 @@ class WayProgram:
         if self._problem.over_link is None:
             return self._problem.plan(ways)
         waits, early = x[n + 2 : -N_LARGEST].reshape(N_BLOCKS, -1)[2:4]
-        largest, passing = x[-N_LARGEST:]
+        largest, passing = x[-N_LARGEST:-1]
         most = max(waits.max(), early.max()) + largest
         moves = Moves(int(MIB * most), MIB * passing, float(x[n + 1]) / MS)
         return self._problem.plan(ways, moves)
 
 
-def undominated(
-    rows: NDArray[np.float64], starts: NDArray[np.intp]
-) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
-    """Moments that have a value above that of each other one of their slot; and the slots.
+def undominated(rows: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Moments that have a value above that of each other one of their slot.
 
     Args:
         rows: [moments, values].
         starts: [slots] first moment of each.
     """
     kept: list[int] = []
-    at: list[int] = []
-    for slot, (start, stop) in enumerate(itertools.pairwise([*starts, len(rows)])):
+    for start, stop in itertools.pairwise([*starts, len(rows)]):
         for i in range(start, stop):
             alike = (rows[start:stop] == rows[i]).all(axis=1)
             above = (rows[start:stop] >= rows[i]).all(axis=1) & ~alike
             if not (above.any() or alike[: i - start].any()):
                 kept.append(i)
-                at.append(slot)
-    return np.array(kept, np.intp), np.array(at, np.intp)
+    return np.array(kept, np.intp)

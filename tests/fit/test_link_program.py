@@ -42,7 +42,7 @@ FIRST = saved(9, 1, 10, 11, Way("keep", 1, 0.0))
 """That backward uses first: nothing comes back before that."""
 
 
-def of_two(plan):
+def of_others(plan):
     """Actions of the plan, without that of `FIRST`."""
     return plan.counts - Counter(keep=1)
 
@@ -69,19 +69,19 @@ OUT_S, BACK_S = 64 * MIB / LINK.out, 64 * MIB / LINK.back
 @pytest.mark.parametrize(
     ("seconds", "added_s"),
     [
-        (0.02, 0.0),
-        # They leave in ten slots, and come back in the eight after the first use.
-        (0.001, 2 * OUT_S + 2 * BACK_S - 0.018),
+        (0.2, 0.0),
+        # There is no room for one that waits, so they leave in one slot, and come back in one.
+        (0.001, 2 * OUT_S + 2 * BACK_S - 0.002),
     ],
 )
 def test_computation_hides_as_much_as_the_link_carries_in_its_time(seconds, added_s):
     plan = tensors_that_have_to_leave(seconds)
-    assert of_two(plan) == {"raw": 2}
+    assert of_others(plan) == {"raw": 2}
     assert plan.added_s == pytest.approx(added_s, abs=0.003)
-    assert 64 * MIB <= plan.under_way_bytes <= 192 * MIB * 1.001
+    assert 64 * MIB <= plan.under_way_bytes <= 64 * MIB * 1.001
 
 
-@pytest.mark.parametrize("limit_mib", [183, 191, 193])
+@pytest.mark.parametrize("limit_mib", [183, 191, 209])
 def test_memory_that_encodings_pass_through_counts_once(limit_mib):
     held = np.zeros(MOMENTS)
     held[10] = 136 * MIB
@@ -89,9 +89,10 @@ def test_memory_that_encodings_pass_through_counts_once(limit_mib):
     ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB), way
     over = over_link(MOMENTS, 0.001, other_bytes=held)  # in which no raw tensor leaves in time
     problem = Problem([FIRST, *(saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1))], over)
-    # At moment 10: the others, a part of the largest tensor that moves, and 48 MiB for both.
+    # At moment 10: the others, a part of the largest tensor that moves, 48 MiB for both encodings,
+    # and, with the largest limit, both encodings that wait.
     plan = within_bytes(problem, limit_mib * MIB)
-    assert (None if plan is None else of_two(plan)) == ({"zvc": 2} if limit_mib > 192 else None)
+    assert (None if plan is None else of_others(plan)) == ({"zvc": 2} if limit_mib > 192 else None)
     if plan is not None:
         assert plan.added_s < 0.01
         assert plan.under_way_bytes <= 2 * 64 * MIB  # memory that encodings pass through is apart
@@ -119,18 +120,18 @@ def test_the_greedy_search_counts_what_tensors_take_on_their_way():
 
 
 def test_the_host_counts_where_it_is_no_longer_ahead():
-    hidden = tensors_that_have_to_leave(0.02, host_s=0.02, host_ahead_s=0.05)
+    hidden = tensors_that_have_to_leave(0.2, host_s=0.02, host_ahead_s=0.05)
     assert hidden.added_s == pytest.approx(0.0, abs=1e-6)
-    shown = tensors_that_have_to_leave(0.02, host_s=0.02, host_ahead_s=0.01)
+    shown = tensors_that_have_to_leave(0.2, host_s=0.02, host_ahead_s=0.01)
     assert shown.added_s == pytest.approx(0.03, abs=1e-6)
 
 
 def test_a_host_that_is_ahead_later_is_late_before():
     # Part of its work for a tensor is done where the tensor is saved: at the first moment.
     late = [PACK_S / 2, *[1.0] * (MOMENTS - 1)]
-    plan = tensors_that_have_to_leave(0.02, host_s=0.02, ahead=late)
+    plan = tensors_that_have_to_leave(0.2, host_s=0.02, ahead=late)
     assert plan.added_s == pytest.approx(2 * PACK_S - PACK_S / 2, rel=0.02)
-    short = tensors_that_have_to_leave(0.02, host_s=PACK_S, ahead=late)
+    short = tensors_that_have_to_leave(0.2, host_s=PACK_S, ahead=late)
     assert short.added_s == pytest.approx(2 * PACK_S / 2 - PACK_S / 2, rel=0.02)
 
 
@@ -147,16 +148,16 @@ def test_operators_that_run_again_give_the_host_time():
 def test_copies_out_and_back_at_a_time_slow_each_other_down():
     # Two tensors come back in the slots in which two others leave.
     held = np.zeros(MOMENTS)
-    held[[6, 14]] = 136 * MIB
+    held[[6, 16]] = 136 * MIB
     ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB)
-    four = [saved(i, 64 * MIB, 0, 10, *ways) for i in (0, 1)]
-    four += [saved(i, 64 * MIB, 8, 19, *ways) for i in (2, 3)]
+    four = [saved(i, 64 * MIB, 0, 13, *ways) for i in (0, 1)]
+    four += [saved(i, 64 * MIB, 12, 19, *ways) for i in (2, 3)]
 
     def added_s(both):
         link = LinkRates(1e9, 1e9, both)
-        over = replace(over_link(MOMENTS, 0.02, other_bytes=held), link=link)
-        plan: Any = solved(Problem(four, over), 263 * MIB)
-        assert plan.counts == {"raw": 4}
+        over = replace(over_link(MOMENTS, 0.1, other_bytes=held), link=link)
+        plan: Any = solved(Problem([FIRST, *four], over), 263 * MIB)
+        assert of_others(plan) == {"raw": 4}
         return plan.added_s
 
     assert added_s(0.5e9) > added_s(1e9) + 0.01
@@ -168,7 +169,7 @@ def test_nothing_comes_back_before_backward_begins():
     held[10] = 136 * MIB
     ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB)
     two = [saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1)]
-    plan: Any = solved(Problem(two, over_link(MOMENTS, 0.02, other_bytes=held)), 200 * MIB)
+    plan: Any = solved(Problem(two, over_link(MOMENTS, 0.2, other_bytes=held)), 200 * MIB)
     assert plan.counts == {"raw": 2}
     assert plan.added_s == pytest.approx(2 * BACK_S, abs=1e-6)
 
@@ -204,7 +205,7 @@ def test_no_more_leaves_than_the_time_allows():
     everything, nothing = plan(2 * OUT_S, 0.0), plan(0.0, 0.0)
     assert everything.counts["raw"] == 9  # the last is needed at once
     assert nothing.counts["raw"] == 0
-    hidden, stalled = plan(OUT_S / 8, 0.0), plan(OUT_S / 8, 6 * OUT_S)
+    hidden, stalled = plan(OUT_S / 4, 0.0), plan(OUT_S / 4, 6 * OUT_S)
     assert 0 < hidden.counts["raw"] < stalled.counts["raw"] < 9
 
 
@@ -284,15 +285,16 @@ def test_a_host_that_is_ahead_stays_so_after_the_last_moment_of_its_step():
     # A tensor is held for a moment after its last use, which no step has.
     held = np.zeros(MOMENTS - 1)
     held[10] = 136 * MIB
-    short = over_link(MOMENTS - 1, 0.02, other_bytes=held, host_ahead_s=0.05)
+    short = over_link(MOMENTS - 1, 0.2, other_bytes=held, host_ahead_s=0.05)
     ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB, host_s=0.02)
-    problem = Problem([FIRST, *(saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1))], short)
+    two = [replace(saved(i, 64 * MIB, 0, 18, *ways), last=19) for i in (0, 1)]
+    problem = Problem([FIRST, *two], short)
     for one in (problem, problem.taking(short.step_s)):
         over: Any = one.over_link
         assert list(over.host_ahead) == pytest.approx([0.05] * MOMENTS)
         assert len(over.durations) == len(over.other_bytes) == MOMENTS
         plan: Any = solved(one, 200 * MIB)
-        assert of_two(plan) == {"raw": 2}
+        assert of_others(plan) == {"raw": 2}
         assert plan.added_s == pytest.approx(0.0, abs=1e-6)
 
 
@@ -347,8 +349,8 @@ def test_moments_that_are_left_out_hold_no_more_than_others_of_their_slot(seed):
     n = int(MOST_MOMENTS * rng.integers(1, 4) + rng.integers(0, MOST_MOMENTS))
     rows = rng.integers(0, 3, (n, 4)).astype(float)
     starts = slots(np.flatnonzero(rng.integers(0, 2, n)), n // 2, n)
-    kept, slot = undominated(rows, starts)
-    assert (np.searchsorted(starts, kept, "right") - 1 == slot).all()
+    kept = undominated(rows, starts)
+    slot = np.searchsorted(starts, kept, "right") - 1
     assert set(slot) == set(range(len(starts)))
     for i in range(n):
         mine = kept[slot == np.searchsorted(starts, i, "right") - 1]
@@ -367,7 +369,6 @@ def test_a_limit_that_tensors_of_one_slot_reach_one_after_the_other():
     leaves = saved(2, 64 * MIB, 0, n - 1, *ways)
     problem = Problem([before, after, leaves], over_link(n, 1.0, other_bytes=held))
     limit = 3 * 64 * MIB  # at moment 150 two of them and the others, then all three
-    assert WayProgram(problem).solve(limit_bytes=limit, limit_s=math.inf) is None
     plan = within_bytes(problem, limit)
     assert plan is not None
     assert plan.counts == {"keep": 3}
@@ -421,9 +422,9 @@ def test_deeper_chains_are_taken_where_they_are_faster():
     assert problem.up_to(GOAL_DEPTH).too_deep
     plan = within_bytes(problem, 190 * MIB)  # neither can stay
     assert plan is not None
-    assert of_two(plan) == {"remat": 2}
+    assert of_others(plan) == {"remat": 2}
     assert plan.added_s == pytest.approx(2e-4, abs=1e-5)
-    assert of_two(within_time(problem, 3e-4)) == {"remat": 2}
+    assert of_others(within_time(problem, 3e-4)) == {"remat": 2}
 
 
 def test_deeper_chains_are_taken_where_an_encode_would_take_longer():
@@ -441,6 +442,6 @@ def test_deeper_chains_are_taken_where_an_encode_would_take_longer():
     plan = within_bytes(problem, limit)
     assert shallow is not None
     assert plan is not None
-    assert of_two(shallow) == {"keep": 1, "zvc": 1, "remat": 1}
-    assert of_two(plan) == {"keep": 1, "remat": 2}
+    assert of_others(shallow) == {"keep": 1, "zvc": 1, "remat": 1}
+    assert of_others(plan) == {"keep": 1, "remat": 2}
     assert plan.added_s == pytest.approx(2e-4, abs=1e-5)

@@ -17,7 +17,7 @@ import torch
 
 from cswap.engine.recomputer import GOAL_DEPTH, LINK_DEPTH
 from cswap.fit.link_rates import LinkRates
-from cswap.fit.problem import MOST_MOMENTS, OverLink, Problem, slots, thinned
+from cswap.fit.problem import OverLink, Problem
 from cswap.fit.saved import Key, Need, Saved, Way
 from cswap.fit.solve import NEAR, smallest, within_bytes, within_time
 from cswap.fit.way_program import GAP, OFF_PEAK
@@ -203,13 +203,6 @@ def test_an_encoded_tensor_takes_both_forms_while_it_is_used():
     assert list(inline.bytes_of(0, way)) == [100, *[10] * 6, 110, 110]
     assert list(beside.bytes_of(0, way)) == [100] * 3 + [10, 10] + [110] * 4
     assert list(beside.bytes_of(0, way, moves=False)) == [100, *[10] * 6, 110, 110]
-
-
-def test_long_steps_are_shortened_to_their_fullest_moments():
-    rows = np.random.default_rng(0).random((3, 5 * MOST_MOMENTS + 7))
-    few = thinned(rows, slots(np.arange(rows.shape[1]), 200, rows.shape[1]))
-    assert few.shape[1] <= MOST_MOMENTS + 2
-    assert np.array_equal(few.max(axis=1), rows.max(axis=1))
 
 
 def test_memory_that_forward_holds_on_to_counts():
