@@ -67,6 +67,9 @@ device memory: nobody knows there when the program itself holds the most."""
 MOST_BYTES: Final = 1e15
 """A limit that holds nothing down."""
 
+ROUNDED: Final = 1e-3
+"""MiB that a plan may have more under way than it says: it says whole bytes."""
+
 MIB: Final = float(1 << 20)
 MS: Final = 1e3
 
@@ -179,7 +182,8 @@ class WayProgram:
         Args:
             limit_bytes: see `found_for`.
             limit_s: see `found_for`.
-            like: a plan whose ways the tensors are to have: copies and stalls alone are found.
+            like: a plan whose ways the tensors are to have: copies and stalls alone are found, with
+                as many bytes under way.
         """
         if is_ending():
             return None
@@ -189,6 +193,9 @@ class WayProgram:
             return None
         if like is not None:
             ways = [self._is_of(like, v) for v in self._variables]
+            if self._problem.over_link is not None:
+                moved = [v.way.link_bytes for v, of in zip(self._variables, ways) if of]
+                arrays.upper[-1] = (like.under_way_bytes - max(moved, default=0)) / MIB + ROUNDED
             x = arrays.best(fixed=np.ones(arrays.n_ways, np.bool_), at=ways, whole=False)
         else:
             over = self._problem.over_link
