@@ -227,9 +227,8 @@ class Unpacker:
         self._state.backward_is_next = False
         self._state.lanes.trim_scratch()  # nothing is encoded in backward
         self._counters.held_at_backward = self._counters.held_bytes
-        if self._follower.follows:
-            for link in self._state.lanes.links:
-                link.start_planned()
+        for link in self._state.lanes.links:
+            link.start_first()
 
     def _note_backward(self) -> None:
         # Once per backward: when it ends, all that its graph held is gone.

@@ -218,6 +218,28 @@ def test_the_first_tensor_that_backward_asks_for_begins_what_the_plan_begins_the
     ask_all(machine, engine, packed[:3], values[:3])
 
 
+def test_the_first_tensors_come_back_while_those_that_stay_are_used(machine, started, monkeypatch):
+    engine, weight = machine.engine("raw"), torch.nn.Parameter(torch.ones(4))
+    machine.device.backlog_bytes = machine.device.ready_bytes = 2 * NUMEL * 4
+    monkeypatch.setattr("cswap.engine.unpacker._current_backward", lambda: 7)  # one runs
+    for order in ([3, 2, 1, 0], [2, 3, 1, 0], [2, 3, 1, 0]):
+        engine.begin_step()
+        packed, values = machine.save(engine, 4, NUMEL)
+        copied, stays = are_copied(packed), engine.pack(weight)
+        engine.synchronize()
+        engine._unpacker.backward = 7
+        started.clear()
+        assert engine.unpack(stays) is weight
+        began = list(started)
+        for n in order:
+            assert torch.equal(engine.unpack(packed[n]), values[n])
+        packed.clear()
+        machine.cuda.synchronize()
+        engine._end_backward()
+    assert copied
+    assert began == [2, 3]  # in the order of the step before
+
+
 def test_a_tensor_that_is_to_wait_does_not_keep_the_next_ones(machine, started):
     ahead = {n: 1 if n in (4, 5) else 4 for n in range(8)}
     decisions = {n: Decision("swap", "raw", many) for n, many in ahead.items()}
@@ -513,7 +535,7 @@ def test_statistics_are_those_of_the_whole_way(monkeypatch):
 
 # ------------------------------------------------------------------------- cost
 
-MOST_CALLS = 26
+MOST_CALLS = 27
 """Python calls of cswap for a tensor, out, back and released, in all threads.
 
 Lower this when the way gets shorter."""

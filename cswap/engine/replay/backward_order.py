@@ -39,6 +39,13 @@ class BackwardOrder:
             slot.turn = -1
         self._asked, self.slots, self.next = [], [], 0
 
+    def expected(self, alive: list[Region]) -> list[RegionSlot]:
+        """The order of a backward that has asked for none yet. Args: alive: the oldest first."""
+        for first, order in reversed(self._known.items()):
+            if first.region is not None and first.region.owner() is not None:
+                return order
+        return [region.slot for region in reversed(alive)]
+
     def asks(self, slot: RegionSlot, alive: list[Region]) -> None:
         """Backward asks for a slot's tensor, for the first time. Args: alive: the oldest first."""
         asked = self._asked

@@ -97,19 +97,18 @@ class Link:
             for region in self.alive:
                 region.asked = False
 
-    def start_planned(self) -> None:
-        """Backward asks for its first tensor: begin the ways back that a plan begins there."""
+    def start_first(self) -> None:
+        """Backward asks for its first tensor, which may stay: begin the first ways back.
+
+        The computation for the tensors that stay hides them.
+        """
         with self._lock:
-            for region in reversed(self.alive):
-                slot = region.slot
-                if not slot.from_start or region.ahead or region.owner() is None:
-                    continue
-                if self._ahead_bytes + slot.nbytes > self._most_ahead:
+            if not self.alive:
+                return
+            step = self.alive[-1].step
+            for slot in self._order.expected(self.alive)[: 1 + self._furthest]:
+                if slot.from_start and not self._brings_ahead(slot, step):
                     break
-                if (region.source is None or not region.serves) and not self._begin(region):
-                    break
-                region.wanted = region.ahead = True
-                self._ahead_bytes += slot.nbytes
 
     def bring(self, away: RegionOwner, *, expected: bool = True) -> torch.Tensor:
         """The tensor's memory: its own if still held, else brought back.
@@ -192,41 +191,40 @@ class Link:
                 waiting = n if waiting is None else waiting
                 n += 1
                 continue
-            region = slot.region
-            if region is not None and region.step != step:
-                region = slot.region_of(step)
-            owner = None if region is None else region.owner()  # held: it is not released meanwhile
-            if region is None or owner is None or region.asked or region.ahead:
-                n += 1
-                continue
-            held_bytes = self._ahead_bytes + self.sources.asked_bytes // 2
-            if held_bytes + slot.nbytes > self._most_ahead:
+            if not self._brings_ahead(slot, step):
                 break
-            if (region.source is None or not region.serves) and not self._begin(region):
-                break
-            region.wanted = region.ahead = True
-            self._ahead_bytes += slot.nbytes
             n += 1
         self._order.next = n if waiting is None else waiting
 
-    def _begin(self, region: Region) -> bool:
-        # The way back of a tensor that nobody has asked for yet; whether there was room.
-        nbytes, lane = region.slot.nbytes, region.slot.lane
-        if not self._device.has_room(nbytes):
+    def _brings_ahead(self, slot: RegionSlot, step: int) -> bool:
+        # Begin the way back of a slot's tensor, if one is away; whether there was room.
+        region = slot.region
+        if region is not None and region.step != step:
+            region = slot.region_of(step)
+        owner = None if region is None else region.owner()  # held: it is not released meanwhile
+        if region is None or owner is None or region.asked or region.ahead:
+            return True
+        nbytes, lane = slot.nbytes, slot.lane
+        if self._ahead_bytes + self.sources.asked_bytes // 2 + nbytes > self._most_ahead:
             return False
-        if lane.step_bytes is not None and not lane.fits_plan(nbytes):
-            return False
-        try:
-            self.back.start(region)
-        except BaseException as error:
-            self._device.drain()  # a stream may be writing memory that nobody holds now
-            if not isinstance(error, Exception):
-                raise
-            if isinstance(error, MemoryError):
-                self._counters.fall_back("prefetch", error)
-            return False  # unpack will try again, and raises if it must
-        region.held_bytes += nbytes
-        self._counters.moves.append((nbytes, 0, *NO_TENSOR))
+        if region.source is None or not region.serves:
+            if not self._device.has_room(nbytes):
+                return False
+            if lane.step_bytes is not None and not lane.fits_plan(nbytes):
+                return False
+            try:
+                self.back.start(region)
+            except BaseException as error:
+                self._device.drain()  # a stream may be writing memory that nobody holds now
+                if not isinstance(error, Exception):
+                    raise
+                if isinstance(error, MemoryError):
+                    self._counters.fall_back("prefetch", error)
+                return False  # unpack will try again, and raises if it must
+            region.held_bytes += nbytes
+            self._counters.moves.append((nbytes, 0, *NO_TENSOR))
+        region.wanted = region.ahead = True
+        self._ahead_bytes += nbytes
         return True
 
     # ------------------------------------------------------------------ the dead

@@ -30,7 +30,7 @@ class LinkSlot(CodecSlot):
     Attributes:
         link: that brings the tensors out and back.
         ahead: tensors of slots that may come before one in backward when its way back begins.
-        from_start: whether it may begin when backward does, by a plan.
+        from_start: whether it may begin when backward does; a plan may say that it may not.
         verbatim: whether they are copied as they are.
         as_it_is: whether they are copied in their own layout.
         sizes, strides: of the memory that one comes back into.
@@ -101,7 +101,7 @@ class LinkSlot(CodecSlot):
         """Take notes of the last tensor of the place that had a handle."""
         self.sections, planned = handle.sections, handle.planned
         self.ahead = self.lane.ahead if planned is None else planned.swaps_ahead
-        self.from_start = planned is not None and planned.from_start
+        self.from_start = planned is None or planned.from_start
 
     def prepare(self) -> None:
         """A step begins: reserve host memory by the sizes of the last encodings."""
