@@ -194,7 +194,9 @@ class WayProgram:
         if like is not None:
             ways = [self._is_of(like, v) for v in self._variables]
             if self._problem.over_link is not None:
-                moved = [v.way.link_bytes for v, of in zip(self._variables, ways) if of]
+                moved = [
+                    v.way.link_bytes for v, of in zip(self._variables, ways, strict=True) if of
+                ]
                 arrays.upper[-1] = (like.under_way_bytes - max(moved, default=0)) / MIB + ROUNDED
             x = arrays.best(fixed=np.ones(arrays.n_ways, np.bool_), at=ways, whole=False)
         else:
