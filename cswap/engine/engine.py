@@ -177,18 +177,21 @@ class SwapEngine:
     def may_be_quiet(self) -> bool:
         """Whether modules may run without the hooks in the step that has begun.
 
-        Nobody may want to see every tensor, and nothing may depend on operators. With a plan, the
-        first tensor that backward asks for says that it has begun.
+        Nobody may want to see every tensor, and nothing may depend on operators.
         """
         state = self._state
         return not (
             self.wants_operators
-            or state.follower.follows
             or state.observer.seen is not None
             or state.counters.timeline is not None
             or not torch.is_grad_enabled()
             or is_tracing()
         )
+
+    @property
+    def begins_with_backward(self) -> bool:
+        """Whether ways back begin when backward does, and not with a tensor that is away."""
+        return bool(self._state.lanes.links) or self._state.follower.follows
 
     @property
     def goes_by_slots(self) -> bool:

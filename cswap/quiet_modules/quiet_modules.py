@@ -10,7 +10,9 @@ A call of the model is cut at its boundaries: where modules begin and end. Two c
 recorded: all hooks are on, and it is noted which tensors have been saved at each boundary
 (recording.py). If they agree, later calls take the hooks off between boundaries where all tensors
 stay (spans.py): parameters, small tensors, and those of places whose tensors stay in this step
-(`Replay.review`), and are those of the record. After `EVERY` calls, two are recorded again.
+(`Replay.review`), and are those of the record. After `EVERY` calls, two are recorded again. Over a
+link, and with a plan, the hooks stay on where the last tensors are saved: ways back begin when
+backward does.
 
 A tensor that is computed again needs the tensors in the slots of autograd's nodes. In a span these
 are no objects of ours, but the tensors themselves: see `Finder`. Where torch does not tell them
@@ -122,7 +124,7 @@ class QuietModules:
         if record is not before or slots != self._slots:
             for event in () if before is None else before.events:
                 event.boundary.reset()
-            lay_out(record, slots)
+            lay_out(record, slots, tells=self._engine.begins_with_backward)
             self._record, self._slots = record, slots
 
     def _settings(self) -> tuple[Hashable, ...]:

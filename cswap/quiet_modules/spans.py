@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from itertools import zip_longest
 from typing import TYPE_CHECKING, Final
 
 from cswap import hook_stack
@@ -23,20 +23,24 @@ LEAST_TENSORS: Final = 4
 """Fewest tensors of a span: to take the hooks off and to put them back takes some time."""
 
 
-def lay_out(record: Record, slots: Sequence[Slot | Place | None]) -> None:
+def lay_out(record: Record, slots: Sequence[Slot | Place | None], *, tells: bool = False) -> None:
     """Set the boundaries for the call that begins.
 
     Args:
         record: of a call like this one.
         slots: of `Replay.review`: they are of the last call, which may have been of another kind.
+        tells: whether the hooks stay on where the last tensors are saved. Backward asks for these
+            first, which tells that it has begun.
     """
     for event in record.events:
         event.boundary.reset()
     stay = [_stays(*pair) for pair in zip(record.places, slots, strict=False)]
     begins: Event | None = None
     events = _told_apart(record.events)
-    for event, after in zip_longest(events, events[1:]):
-        quiet = after is not None and _is_quiet(event, after, stay)
+    saving = [a for a, b in itertools.pairwise(events) if b.n_saved > a.n_saved]
+    heard = saving[-1] if tells and saving else None
+    for event, after in itertools.zip_longest(events, events[1:]):
+        quiet = after is not None and event is not heard and _is_quiet(event, after, stay)
         if begins is None:
             begins = event if quiet else None
         elif not quiet:

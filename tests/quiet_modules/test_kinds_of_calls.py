@@ -118,3 +118,30 @@ def test_no_span_goes_back_in_the_step_or_beyond_what_is_known():
     lay_out(Record(events, [(recipe, 1)] * 5), [None] * 5)
     # Only small tensors and parameters were saved between these two.
     assert [b.turns for b in boundaries] == [False, False, True, True, False]
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_the_last_tensors_tell_that_backward_has_begun(tells):
+    boundaries = [Boundary() for _ in range(4)]
+    events = [Event(b, 0, n, ours=True) for b, n in zip(boundaries, (0, 10, 20, 20), strict=True)]
+    lay_out(Record(events, []), [], tells=tells)
+    assert [b.turns for b in boundaries] == [True, tells, False, not tells]
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_the_hooks_stay_on_for_the_last_tensors_over_a_link(install, monkeypatch, tells):
+    monkeypatch.setattr("cswap.engine.engine.SwapEngine.begins_with_backward", tells)
+    model = nn.Sequential(*(nn.Tanh() for _ in range(12)), nn.Linear(8, 8))
+    engine, asked = install(model).engine, []
+    unpack = engine.unpack
+
+    def noting(packed):
+        asked.append(packed)
+        return unpack(packed)
+
+    monkeypatch.setattr(engine, "unpack", noting)
+    for _ in range(3 * EVERY):
+        asked.clear()
+        model(torch.randn(4, 8)).sum().backward()
+    assert (0 < len(asked) < 4) == tells
+    assert tells or not asked
