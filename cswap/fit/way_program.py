@@ -157,6 +157,9 @@ class WayProgram:
         some = iter if every_way else useful
         ways = ((i, way) for i, s in enumerate(problem.saved) for way in some(s.ways))
         self._variables = [_Variable(i, way) for i, way in ways]
+        self._link: LinkProgram | None = None
+        if problem.over_link is not None:
+            self._link = LinkProgram(problem, [(v.index, v.way) for v in self._variables])
 
     def within(self, limit_bytes: float, limit_s: float = math.inf) -> FitPlan | None:
         """The plan of the least time within so many bytes, and seconds; None: see `solve`.
@@ -193,7 +196,7 @@ class WayProgram:
             return None
         if like is not None:
             ways = [self._is_of(like, v) for v in self._variables]
-            if self._problem.over_link is not None:
+            if self._link is not None:
                 moved = [
                     v.way.link_bytes for v, of in zip(self._variables, ways, strict=True) if of
                 ]
@@ -221,9 +224,7 @@ class WayProgram:
 
     def _arrays(self, limit_bytes: float, limit_s: float) -> _Arrays:
         # Columns: ways; the peak in MiB; the time that is added in ms; those of the link.
-        n, link = len(self._variables), None
-        if self._problem.over_link is not None:
-            link = LinkProgram(self._problem, [(v.index, v.way) for v in self._variables])
+        n, link = len(self._variables), self._link
         least_bytes = math.isinf(limit_bytes)
         added = MS * np.array([v.way.added_s for v in self._variables])
         n_columns = n + 2 + (0 if link is None else link.n_columns)
@@ -324,11 +325,12 @@ class WayProgram:
         n = len(self._variables)
         chosen = [v for v, value in zip(self._variables, x[:n], strict=True) if value > 0.5]
         ways = {v.index: v.way for v in chosen}
-        if self._problem.over_link is None:
+        if self._link is None:
             return self._problem.plan(ways)
         waits, early = x[n + 2 : -N_LARGEST].reshape(N_BLOCKS, -1)[2:4]
         largest, passing = x[-N_LARGEST:-1]
-        most = max(waits.max(), early.max()) + largest
+        always = self._link.always[x[:n] > 0.5]
+        most = max(waits.max(), early.max(), always.max(initial=0.0)) + largest
         moves = Moves(int(MIB * most), MIB * passing, float(x[n + 1]) / MS)
         return self._problem.plan(ways, moves)
 

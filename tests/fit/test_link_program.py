@@ -189,6 +189,15 @@ def test_nothing_leaves_where_all_fits():
     assert (plan.counts, plan.added_s, plan.under_way_bytes) == ({"keep": 3}, 0.0, 0)
 
 
+def test_of_small_tensors_two_may_always_be_under_way():
+    ways = Way("keep", MIB, 0.0), Way("raw", 0, 0.0, link_bytes=MIB)
+    many = [saved(i, MIB, i, 399 - i, *ways) for i in range(200)]
+    plan = within_bytes(Problem(many, over_link(400, 1.0)), 100 * MIB)
+    assert plan is not None
+    assert plan.under_way_bytes == 3 * MIB  # and one that is copied in part
+    assert plan.counts["keep"] == 97
+
+
 def test_one_tensor_alone_gains_nothing():
     ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB)
     plan = within_time(Problem([saved(0, 64 * MIB, 0, 19, *ways)], over_link(MOMENTS, 1.0)), 1.0)
@@ -326,8 +335,9 @@ def test_a_plans_seconds_at_other_prices_are_those_of_its_own_ways(seed):
     plan = within_bytes(problem, room)
     if plan is None:  # the greedy one, whose seconds are without hidden copies
         plan = within_time(problem, math.inf)
-        plan = replace(plan, added_s=seconds_of(problem, plan))
+        plan = replace(plan, added_s=seconds_of(problem, plan) or 0.0)
     same = seconds_of(problem, plan)
+    assert same is not None
     assert same == pytest.approx(plan.added_s, abs=1e-5)  # with no more memory than the plan's
     slower = problem.having(
         [
