@@ -340,8 +340,8 @@ class FitController:
         if self._asked.limit_bytes is None:
             if self._pace.changes(self._asked.slowdown or 1.0):
                 self._begin_planning()
-        elif step.looked:
-            self._keep_limit(self._asked.limit_bytes, plan)
+        elif step.looked or not self._chooser.unified:
+            self._keep_limit(self._asked.limit_bytes, plan, looked=step.looked)
         if step.looked:
             self._reprice(plan)
 
@@ -380,13 +380,15 @@ class FitController:
 
     # -------------------------------------------------------------- corrections
 
-    def _keep_limit(self, limit_bytes: int, plan: FitPlan) -> None:
+    def _keep_limit(self, limit_bytes: int, plan: FitPlan, *, looked: bool) -> None:
         if self._measured is None:
             return
-        if not self._chooser.unified and self._since <= self._chooser.first_looks:
+        if not self._chooser.unified and self._since <= self._chooser.first_looks + SETTLING:
             return  # looks hold other memory than the steps between them
         look = Look(plan, self._measured, limit_bytes, self._other, self._besides)
         over = look.measured > most_bytes(limit_bytes)
+        if not over and not looked:  # later steps may hold more
+            return
         if not over and self._smallest_bytes is not None:
             self._smallest_bytes = min(self._smallest_bytes, limit_bytes)
         if self._last_resort is not None:

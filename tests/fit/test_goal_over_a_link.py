@@ -283,7 +283,7 @@ def test_a_device_that_is_too_small_is_no_error(machine, monkeypatch, caplog):
     net, x = nn.Sequential(*(Block() for _ in range(N_BLOCKS))), torch.randn(ROWS, WIDTH)
     expected = step(net, x)
     with cswap.install(net, fit="device", min_bytes=0) as handle:
-        for _ in range(40):
+        for _ in range(24):  # the peak of each plan tells at once, and not in its next look
             assert all(map(torch.equal, step(net, x), expected))
             machine.cuda.synchronize()
         found = handle.goal

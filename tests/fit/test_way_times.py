@@ -202,13 +202,13 @@ def test_a_plan_of_measured_times_that_is_above_the_limit_gives_way(slow_from_no
     keep_limit = FitController._keep_limit
     plans: list[dict[str, str]] = []
 
-    def above(self, limit_bytes, plan):
+    def above(self, limit_bytes, plan, *, looked):
         now = chosen(handle)
         if not plans or now != plans[-1]:
             plans.append(now)
         if now != first:
             self._measured = int(1.001 * limit_bytes)
-        keep_limit(self, limit_bytes, plan)
+        keep_limit(self, limit_bytes, plan, looked=looked)
 
     monkeypatch.setattr(FitController, "_keep_limit", above)
     train(training, 6 * LOOK_EVERY)
