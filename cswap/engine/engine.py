@@ -177,11 +177,13 @@ class SwapEngine:
     def may_be_quiet(self) -> bool:
         """Whether modules may run without the hooks in the step that has begun.
 
-        Nobody may want to see every tensor, and nothing may depend on operators.
+        Nobody may want to see every tensor, and nothing may depend on operators. A step that is
+        another one than a plan's is seen at once.
         """
         state = self._state
         return not (
             self.wants_operators
+            or state.follower.follows
             or state.observer.seen is not None
             or state.counters.timeline is not None
             or not torch.is_grad_enabled()
@@ -191,7 +193,7 @@ class SwapEngine:
     @property
     def begins_with_backward(self) -> bool:
         """Whether ways back begin when backward does, and not with a tensor that is away."""
-        return bool(self._state.lanes.links) or self._state.follower.follows
+        return bool(self._state.lanes.links)
 
     @property
     def goes_by_slots(self) -> bool:

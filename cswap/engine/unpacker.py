@@ -62,7 +62,7 @@ class Unpacker:
             if chooser is not None:
                 chooser.used()
             if state.backward_is_next and _current_backward() != NO_BACKWARD:
-                self._begin_backward()
+                self._begin_with_kept()
             version = packed.version
             if version >= 0 and packed.tensor._version != version:  # noqa: SLF001
                 return packed.unpack()  # which raises; a call for each tensor that stays is saved
@@ -102,7 +102,7 @@ class Unpacker:
         if packed.tensor is not None:
             state.unread.asked(packed)
         if state.backward_is_next and _current_backward() != NO_BACKWARD:
-            self._begin_backward()
+            self._begin_with_kept()
         tensor = packed.unpack()
         if state.chooser is not None:
             state.chooser.used(tensor if packed.tensor is None else None)
@@ -227,6 +227,9 @@ class Unpacker:
         self._state.backward_is_next = False
         self._state.lanes.trim_scratch()  # nothing is encoded in backward
         self._counters.held_at_backward = self._counters.held_bytes
+
+    def _begin_with_kept(self) -> None:
+        self._begin_backward()
         for link in self._state.lanes.links:
             link.start_first()
 

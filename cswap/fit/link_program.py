@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 UNDER_WAY: Final = 2
 """Tensors of the largest size that may be under way, each way."""
 
-FEW: Final = 1 / 64
+SMALL: Final = 1 / 64
 """Share of the bytes that may leave. Where two tensors like one are no more than that, so many may
 always be under way beside one that is copied in part: tensors are held whole, and saved one by one.
 On the twin's H200, GPT-2 small takes 2 % of a step more with half of that."""
@@ -45,8 +45,12 @@ On the twin's H200, GPT-2 small takes 2 % of a step more with half of that."""
 N_BLOCKS: Final = 7
 """Of columns, each with one for a slot."""
 
-N_LARGEST: Final = 3
+N_SINGLE: Final = 3
 """Of columns behind these: see `LinkProgram`."""
+
+LARGEST, PASSING, MOST = range(-N_SINGLE, 0)
+"""Their indices: the largest tensor that moves, the memory that encodings pass through, and the
+most that waits or is back early."""
 
 PACK_S: Final = 5e-5
 """Seconds that the host takes where a tensor is saved, if it is not kept: assumed, of 9 to 20
@@ -67,7 +71,8 @@ class LinkProgram:
             are away, the stall, and the host's lead; the largest tensor that moves, the memory
             that encodings pass through, and the most that waits or is back early.
         upper: [n_columns] bounds.
-        always: [ways] MiB that may be under way in any plan with this way.
+        largest: [ways] MiB of the tensor, if it moves.
+        always: [ways] MiB that may be under way beside the largest in any plan with this way.
     """
 
     def __init__(self, problem: Problem, ways: Sequence[tuple[int, Way]]) -> None:
@@ -81,20 +86,22 @@ class LinkProgram:
         self._ahead_ms = MS * over.host_ahead[ends]
         n = len(self._starts)
         under_way = UNDER_WAY * max(s.nbytes for s in problem.saved) / MIB
-        self.n_columns = N_BLOCKS * n + N_LARGEST
+        self.n_columns = N_BLOCKS * n + N_SINGLE
         self.upper = np.repeat([*[np.inf] * 2, *[under_way] * 2, *[np.inf] * 3], n)
-        self.upper = np.append(self.upper, [np.inf] * N_LARGEST)
-        may_leave = {i: problem.saved[i].nbytes for i, way in ways if way.link_bytes}
+        self.upper = np.append(self.upper, [np.inf] * N_SINGLE)
         self._moved = np.array([way.link_bytes / MIB for _, way in ways])
-        few = UNDER_WAY * self._moved <= FEW * sum(may_leave.values()) / MIB
-        self.always = few * UNDER_WAY * self._moved
+        self.largest = np.array([problem.saved[i].nbytes / MIB for i, _ in ways])
+        self.largest[self._moved == 0] = 0.0
+        may_leave = {i: nbytes for (i, _), nbytes in zip(ways, self.largest, strict=True) if nbytes}
+        small = UNDER_WAY * self.largest <= SMALL * sum(may_leave.values())
+        self.always = small * UNDER_WAY * self.largest
         self._turn = int(np.searchsorted(self._starts, problem.turn))
         self.upper[n : n + self._turn] = 0.0
 
     def under_way(self) -> NDArray[np.float64]:
         """[n_columns] 1 for the bytes that the device holds for tensors that move."""
         found = np.zeros(self.n_columns)
-        found[-N_LARGEST:] = 1.0
+        found[-N_SINGLE:] = 1.0
         return found
 
     def rows(self) -> Iterator[tuple[Any, Any, Any]]:
@@ -117,7 +124,7 @@ class LinkProgram:
 
         def row(ways: Any, *blocks: Any) -> Any:
             return block_array(
-                [[csr_array(ways), nothing, *blocks, csr_array((n_slots, N_LARGEST))]]
+                [[csr_array(ways), nothing, *blocks, csr_array((n_slots, N_SINGLE))]]
             )
 
         zero = csr_array((n_slots, n_slots))
@@ -135,18 +142,18 @@ class LinkProgram:
         at_turn = csr_array(([1.0], ([0], [self._turn])), (1, n_slots))
         nowhere, nothing_moves = csr_array((1, n_slots)), csr_array((1, n_ways + 2))
         waits = [nothing_moves, nowhere, back * at_turn, *[nowhere] * 3, -at_turn, nowhere]
-        yield block_array([[*waits, csr_array((1, N_LARGEST))]]), -np.inf, 0.0
+        yield block_array([[*waits, csr_array((1, N_SINGLE))]]), -np.inf, 0.0
         lead = np.diff(self._ahead_ms, prepend=0.0)
         yield row(takes - host, zero, zero, zero, zero, zero, one, -step), -lead, -lead
-        yield self._largest(self._moved, self.n_columns - N_LARGEST), -np.inf, 0.0
+        yield self._largest(self.largest, self.n_columns + LARGEST), -np.inf, 0.0
         passing = np.array([way.passing_bytes / MIB for _, way in self._ways])
-        yield self._largest(passing, self.n_columns - N_LARGEST + 1), -np.inf, 0.0
+        yield self._largest(passing, self.n_columns + PASSING), -np.inf, 0.0
         most = csr_array(np.ones((n_slots, 1)))
-        no_other = csr_array((n_slots, N_LARGEST - 1))
+        no_other = csr_array((n_slots, N_SINGLE - 1))
         for waits_or_early in ([one, zero], [zero, one]):
             blocks = [zero, zero, *waits_or_early, zero, zero, zero, no_other, -most]
             yield block_array([[nobody, nothing, *blocks]]), -np.inf, 0.0
-        yield self._largest(self.always, self.n_columns - 1), -np.inf, 0.0
+        yield self._largest(self.always, self.n_columns + MOST), -np.inf, 0.0
         longer = np.zeros((1, n_ways + 2 + self.n_columns))
         stalls = slice(n_ways + 2 + STALL * n_slots, n_ways + 2 + (STALL + 1) * n_slots)
         longer[0, :n_ways], longer[0, n_ways + 1], longer[0, stalls] = first + last, -1.0, 1.0

@@ -25,7 +25,7 @@ import numpy as np
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.background import is_ending
 from cswap.fit.goal import most_bytes
-from cswap.fit.link_program import N_BLOCKS, N_LARGEST, LinkProgram
+from cswap.fit.link_program import MOST, N_BLOCKS, N_SINGLE, PASSING, LinkProgram
 from cswap.fit.problem import FitPlan, Moves, Problem
 
 if TYPE_CHECKING:
@@ -195,12 +195,11 @@ class WayProgram:
         except ImportError:
             return None
         if like is not None:
-            ways = [self._is_of(like, v) for v in self._variables]
+            ways = np.array([self._is_of(like, v) for v in self._variables])
             if self._link is not None:
-                moved = [
-                    v.way.link_bytes for v, of in zip(self._variables, ways, strict=True) if of
-                ]
-                arrays.upper[-1] = (like.under_way_bytes - max(moved, default=0)) / MIB + ROUNDED
+                most = like.under_way_bytes / MIB - self._link.largest[ways].max(initial=0.0)
+                always = self._link.always[ways].max(initial=0.0)
+                arrays.upper[MOST] = max(most, always) + ROUNDED
             x = arrays.best(fixed=np.ones(arrays.n_ways, np.bool_), at=ways, whole=False)
         else:
             over = self._problem.over_link
@@ -323,15 +322,14 @@ class WayProgram:
 
     def _plan(self, x: NDArray[np.float64]) -> FitPlan:
         n = len(self._variables)
-        chosen = [v for v, value in zip(self._variables, x[:n], strict=True) if value > 0.5]
-        ways = {v.index: v.way for v in chosen}
+        taken = x[:n] > 0.5
+        ways = {v.index: v.way for v in itertools.compress(self._variables, taken)}
         if self._link is None:
             return self._problem.plan(ways)
-        waits, early = x[n + 2 : -N_LARGEST].reshape(N_BLOCKS, -1)[2:4]
-        largest, passing = x[-N_LARGEST:-1]
-        always = self._link.always[x[:n] > 0.5]
-        most = max(waits.max(), early.max(), always.max(initial=0.0)) + largest
-        moves = Moves(int(MIB * most), MIB * passing, float(x[n + 1]) / MS)
+        waits, early = x[n + 2 : -N_SINGLE].reshape(N_BLOCKS, -1)[2:4]
+        always, largest = self._link.always[taken].max(), self._link.largest[taken].max()
+        most = max(waits.max(), early.max(), always) + largest
+        moves = Moves(int(MIB * most), MIB * x[PASSING], float(x[n + 1]) / MS)
         return self._problem.plan(ways, moves)
 
 

@@ -11,8 +11,7 @@ recorded: all hooks are on, and it is noted which tensors have been saved at eac
 (recording.py). If they agree, later calls take the hooks off between boundaries where all tensors
 stay (spans.py): parameters, small tensors, and those of places whose tensors stay in this step
 (`Replay.review`), and are those of the record. After `EVERY` calls, two are recorded again. Over a
-link, and with a plan, the hooks stay on where the last tensors are saved: ways back begin when
-backward does.
+link, the hooks stay on where the last tensors are saved: ways back begin when backward does.
 
 A tensor that is computed again needs the tensors in the slots of autograd's nodes. In a span these
 are no objects of ours, but the tensors themselves: see `Finder`. Where torch does not tell them

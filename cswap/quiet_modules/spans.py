@@ -29,8 +29,8 @@ def lay_out(record: Record, slots: Sequence[Slot | Place | None], *, tells: bool
     Args:
         record: of a call like this one.
         slots: of `Replay.review`: they are of the last call, which may have been of another kind.
-        tells: whether the hooks stay on where the last tensors are saved. Backward asks for these
-            first, which tells that it has begun.
+        tells: whether the hooks stay on where the last tensors are saved. Backward is likely to ask
+            for these first, which tells that it has begun.
     """
     for event in record.events:
         event.boundary.reset()
@@ -38,9 +38,9 @@ def lay_out(record: Record, slots: Sequence[Slot | Place | None], *, tells: bool
     begins: Event | None = None
     events = _told_apart(record.events)
     saving = [a for a, b in itertools.pairwise(events) if b.n_saved > a.n_saved]
-    heard = saving[-1] if tells and saving else None
+    last = saving[-1] if tells and saving else None
     for event, after in itertools.zip_longest(events, events[1:]):
-        quiet = after is not None and event is not heard and _is_quiet(event, after, stay)
+        quiet = after is not None and event is not last and _is_quiet(event, after, stay)
         if begins is None:
             begins = event if quiet else None
         elif not quiet:

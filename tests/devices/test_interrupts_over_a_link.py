@@ -67,6 +67,7 @@ class Training:
         self.engine.begin_step()
         packed, values = self.machine.save(self.engine, N, NUMEL)
         self.machine.cuda.run_some(9)
+        self.engine._unpacker._begin_with_kept()  # backward asks for one that stays
         while packed:
             back = self.engine.unpack(packed.pop())
             self.machine.use(back)

@@ -205,7 +205,7 @@ def test_the_first_tensor_that_backward_asks_for_begins_what_the_plan_begins_the
     engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=1 << 30))
     warm_up(machine, engine, 6)
     packed, values = machine.save(engine, 6, NUMEL)
-    assert engine.begins_with_backward  # so that the hooks stay on for one that stays
+    assert not engine.may_be_quiet  # or nobody would tell
     engine.synchronize()
     monkeypatch.setattr("cswap.engine.unpacker._current_backward", lambda: 7)  # one runs
     engine._unpacker.backward = 7
@@ -218,11 +218,14 @@ def test_the_first_tensor_that_backward_asks_for_begins_what_the_plan_begins_the
     ask_all(machine, engine, packed[:3], values[:3])
 
 
-def test_the_first_tensors_come_back_while_those_that_stay_are_used(machine, started, monkeypatch):
+@pytest.fixture
+def stays_first(machine, started, monkeypatch):
+    """A step whose backward asks for a parameter first; the positions that this has begun."""
     engine, weight = machine.engine("raw"), torch.nn.Parameter(torch.ones(4))
     machine.device.backlog_bytes = machine.device.ready_bytes = 2 * NUMEL * 4
     monkeypatch.setattr("cswap.engine.unpacker._current_backward", lambda: 7)  # one runs
-    for order in ([3, 2, 1, 0], [2, 3, 1, 0], [2, 3, 1, 0]):
+
+    def step(order):
         engine.begin_step()
         packed, values = machine.save(engine, 4, NUMEL)
         copied, stays = are_copied(packed), engine.pack(weight)
@@ -233,11 +236,48 @@ def test_the_first_tensors_come_back_while_those_that_stay_are_used(machine, sta
         began = list(started)
         for n in order:
             assert torch.equal(engine.unpack(packed[n]), values[n])
-        packed.clear()
+            packed[n] = None
         machine.cuda.synchronize()
+        return began if copied else None, packed
+
+    return engine, step
+
+
+def test_the_first_tensors_come_back_while_those_that_stay_are_used(stays_first):
+    engine, step = stays_first
+    for order in ([3, 2, 1, 0], [2, 3, 1, 0], [2, 3, 1, 0]):
+        began, _ = step(order)
         engine._end_backward()
-    assert copied
     assert began == [2, 3]  # in the order of the step before
+    for _ in range(6):
+        found = [step(order)[0] for order in ([3, 2, 1, 0], [0, 1, 2, 3])]
+    assert found == [[3, 2], [0, 1]]  # two losses take turns
+
+
+def test_where_tensors_of_two_steps_are_away_none_is_begun_before_it_is_asked_for(stays_first):
+    _engine, step = stays_first
+    for _ in range(3):
+        step([3, 2, 1, 0])
+    _, never_asked = step([])
+    found = [step([3, 2, 1, 0])[0] for _ in range(2)]
+    assert found[-1] == []
+    never_asked.clear()
+    assert step([3, 2, 1, 0])[0] == [3, 2]
+
+
+def test_tensors_that_were_begun_for_another_order_are_let_go(stays_first, started):
+    engine, step = stays_first
+    for _ in range(3):
+        step([3, 2, 1, 0])
+    link = engine._state.lanes.links[0]
+    began, packed = step([0])
+    assert began == [3, 2]
+    assert started[2:] != []  # others have the room now
+    held = [region.slot.position for region in link.alive if region.memory is not None]
+    assert 3 not in held or 2 not in held
+    packed.clear()
+    engine.begin_step()
+    assert (link._ahead_bytes, link.device_bytes) == (0, 0)
 
 
 def test_a_tensor_that_is_to_wait_does_not_keep_the_next_ones(machine, started):

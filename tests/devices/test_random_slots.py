@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from bench.twin.lagging_cuda import LaggingStream
+from cswap.engine.replay.link import Link
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.saved.away import Away
 from cswap.schema.plan import Decision, Plan
@@ -73,7 +74,8 @@ class Steps:
         self.twice = {i for i in range(n) if self.random.random() < 0.2}
         self.parts = {i for i in range(n) if self.random.random() < 0.1}
         self.other = machine.cuda.Stream()
-        self.n_away = self.n_parts = self.n_grown = self.n_deep = 0
+        self.stays_first, self.n_dropped = random.Random(seed), 0
+        self.n_away = self.n_parts = self.n_grown = self.n_deep = self.n_first = 0
 
     def run(self, n_steps):
         for _ in range(n_steps):
@@ -136,6 +138,9 @@ class Steps:
         return saved
 
     def backward(self, saved):
+        if self.stays_first.random() < 0.5:
+            self.engine._unpacker._begin_with_kept()
+            self.n_first += sum(len(link._guessed) for link in self.engine._state.lanes.links)
         if self.random.random() < 0.9:
             self.engine._unpacker._note_backward()
         if self.random.random() < 0.1:
@@ -168,11 +173,19 @@ QUICK, FEW, MANY = [*range(9), 1465], [*range(30), 1465], range(30, 1000)
 
 def run_steps(monkeypatch, seed):
     """The steps of one seed."""
+    drop, dropped = Link._drop_ahead, []
+
+    def dropping(self, region):
+        dropped.append(region)
+        drop(self, region)
+
     with monkeypatch.context() as patch:
         patch.setattr("cswap.engine.transfer.section.SECTION_ALIGN", 64)
+        patch.setattr(Link, "_drop_ahead", dropping)
         machine = LaggingMachine(patch, seed)
         steps = Steps(machine, seed)
         steps.run(8)
+    steps.n_dropped = len(dropped)
     return steps
 
 
@@ -194,6 +207,8 @@ def test_random_steps_on_a_lagging_device(monkeypatch, seeds):
             parts=steps.n_parts,
             grown=steps.n_grown,
             deep=steps.n_deep,
+            first=steps.n_first,
+            dropped=steps.n_dropped,
             decided=decided * (steps.n_away > 0),
         )
     assert reached["away"] > 20 * len(seeds)

@@ -81,20 +81,21 @@ def test_computation_hides_as_much_as_the_link_carries_in_its_time(seconds, adde
     assert 64 * MIB <= plan.under_way_bytes <= 64 * MIB * 1.001
 
 
-@pytest.mark.parametrize("limit_mib", [183, 191, 209])
-def test_memory_that_encodings_pass_through_counts_once(limit_mib):
+@pytest.mark.parametrize(("limit_mib", "ways"), [(199, None), (240, {"raw": 3}), (273, {"zvc": 3})])
+def test_memory_that_encodings_pass_through_counts_once(limit_mib, ways):
     held = np.zeros(MOMENTS)
     held[10] = 136 * MIB
     way = Way("zvc", 0, 1e-4, link_bytes=8 * MIB, passing_bytes=48 * MIB)
-    ways = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB), way
+    three = Way("keep", 64 * MIB, 0.0), Way("raw", 0, 0.0, link_bytes=64 * MIB), way
     over = over_link(MOMENTS, 0.001, other_bytes=held)  # in which no raw tensor leaves in time
-    problem = Problem([FIRST, *(saved(i, 64 * MIB, 0, 19, *ways) for i in (0, 1))], over)
-    # At moment 10: the others, a part of the largest tensor that moves, 48 MiB for both encodings,
-    # and, with the largest limit, both encodings that wait.
+    tensors = [saved(i, 64 * MIB, 2 * i, 19 - 2 * i, *three) for i in range(3)]
+    problem = Problem([FIRST, *tensors], over)
+    # At moment 10: the others, a part of the largest tensor that moves, and what waits; of
+    # encodings, besides 48 MiB for all.
     plan = within_bytes(problem, limit_mib * MIB)
-    assert (None if plan is None else of_others(plan)) == ({"zvc": 2} if limit_mib > 192 else None)
+    assert (None if plan is None else of_others(plan)) == ways
     if plan is not None:
-        assert plan.added_s < 0.01
+        assert (plan.added_s < 0.02) == ("zvc" in plan.counts)
         assert plan.under_way_bytes <= 2 * 64 * MIB  # memory that encodings pass through is apart
 
 

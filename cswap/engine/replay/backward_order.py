@@ -14,6 +14,7 @@ MOST_ORDERS: Final = 16
 class BackwardOrder:
     """Of one link: as in the last backward that began alike, else the newest first.
 
+    A backward is expected to begin as the one that came last time after the one before it.
     Everything here is a guess. A wrong one costs time, never a wrong result.
 
     Attributes:
@@ -26,25 +27,30 @@ class BackwardOrder:
         self.next = 0
         self._known: dict[RegionSlot, list[RegionSlot]] = {}
         self._asked: list[RegionSlot] = []  # in which this backward has asked
+        self._last: RegionSlot | None = None  # that the one before has asked for first
+        self._next: dict[RegionSlot | None, RegionSlot] = {}  # by that, the next one's first
 
     def begin(self) -> None:
         """Another backward begins."""
         asked, known = self._asked, self._known
         if len(asked) > 1:
-            known.pop(asked[0], None)
-            known[asked[0]] = asked
+            first = asked[0]
+            known.pop(first, None)
+            known[first] = asked
+            self._next[self._last], self._last = first, first
             if len(known) > MOST_ORDERS:
-                del known[next(iter(known))]
+                oldest = next(iter(known))
+                del known[oldest]
+                self._next.pop(oldest, None)
         for slot in self.slots:
             slot.turn = -1
         self._asked, self.slots, self.next = [], [], 0
 
     def expected(self, alive: list[Region]) -> list[RegionSlot]:
         """The order of a backward that has asked for none yet. Args: alive: the oldest first."""
-        for first, order in reversed(self._known.items()):
-            if first.region is not None and first.region.owner() is not None:
-                return order
-        return [region.slot for region in reversed(alive)]
+        first = self._next.get(self._last, self._last)
+        found = None if first is None else self._known.get(first)
+        return found or [region.slot for region in reversed(alive)]
 
     def asks(self, slot: RegionSlot, alive: list[Region]) -> None:
         """Backward asks for a slot's tensor, for the first time. Args: alive: the oldest first."""

@@ -18,6 +18,7 @@ sources   tensors that a side stream has yet to read. Those that have been read 
 scratch   two rings: of encodings on their way out, and on their way back.
 ahead     tensors that come back before they are asked for, up to a bound. Sources that were asked
           for count half: until these tensors are back, the link carries about half of them out.
+          Those for which backward has not asked when the next step begins are let go again.
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ class Link:
         self.prepare_thread = streams.prepare_thread
         self._slots: set[RegionSlot] = set()  # with regions
         self._order = BackwardOrder()
+        self._guessed: list[Region] = []  # begun for the first tensors of a backward
         self._ahead_bytes = self._most_ahead = self._furthest = self.planned_bytes = 0
 
     # --------------------------------------------------------------------- back
@@ -98,17 +100,28 @@ class Link:
                 region.asked = False
 
     def start_first(self) -> None:
-        """Backward asks for its first tensor, which may stay: begin the first ways back.
+        """Backward asks for its first tensor, which stays: begin the first ways back.
 
-        The computation for the tensors that stay hides them.
+        The computation for the tensors that stay hides them. Where tensors of several steps are
+        away, nobody knows which of them are asked for.
         """
-        with self._lock:
-            if not self.alive:
-                return
-            step = self.alive[-1].step
-            for slot in self._order.expected(self.alive)[: 1 + self._furthest]:
-                if slot.from_start and not self._brings_ahead(slot, step):
-                    break
+        try:
+            with self._lock:
+                steps = {region.step for region in self.alive if region.owner() is not None}
+                if len(steps) != 1 or self.is_capturing():
+                    return
+                for n, slot in enumerate(self._order.expected(self.alive)):
+                    region = slot.region
+                    if region is None or (region.n_unsized and not region.serves):
+                        break  # the host would wait
+                    if n > slot.ahead or not slot.from_start:
+                        break
+                    if not self._brings_ahead(slot, *steps):
+                        break
+                    self._guessed.append(region)
+        except BaseException:
+            self._counters.interrupted = True
+            raise
 
     def bring(self, away: RegionOwner, *, expected: bool = True) -> torch.Tensor:
         """The tensor's memory: its own if still held, else brought back.
@@ -133,6 +146,8 @@ class Link:
                 self.out.close_ring()
             first = expected and not region.asked
             if first:
+                if self._guessed:
+                    self._check_guess(region)
                 region.asked = True
                 if region.source is not None:
                     self.sources.asks(region)
@@ -227,6 +242,26 @@ class Link:
         self._ahead_bytes += nbytes
         return True
 
+    def _check_guess(self, first: Region) -> None:
+        # Backward asks for its first tensor that is away. Of another order, those that have been
+        # begun for it leave no room for the others.
+        guessed, self._guessed = self._guessed, []
+        if guessed[0] is not first:
+            for region in guessed:
+                if region.ahead:
+                    self._drop_ahead(region)
+
+    def _drop_ahead(self, region: Region) -> None:
+        # It comes back once more if it is asked for.
+        nbytes = region.slot.nbytes
+        region.ahead = region.wanted = False
+        self._ahead_bytes -= nbytes
+        if region.memory is not None:
+            region.home.wait_event(region.ready)
+            region.memory = None
+            region.held_bytes -= nbytes
+            self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
+
     # ------------------------------------------------------------------ the dead
 
     def release_dead(self) -> None:
@@ -254,12 +289,11 @@ class Link:
     def _free(self, region: Region) -> None:
         if region.source is not None:
             self.sources.drop(region)
+        if region.ahead:
+            self._drop_ahead(region)
         if region.memory is not None:
             region.home.wait_event(region.ready)
             region.memory = None
-        if region.ahead:
-            region.ahead = False
-            self._ahead_bytes -= region.slot.nbytes
         if region.n_unsized:
             forget_encodings(region)
         for part in region.parts:
@@ -291,6 +325,10 @@ class Link:
             limit_bytes: that may be under way, each way; None: no limit but the device's.
         """
         self.begin_backward()
+        self._guessed.clear()
+        for region in self.alive:
+            if region.ahead:  # backward has not asked for it
+                self._drop_ahead(region)
         most = total = bound = payload = furthest = 0
         planned = False
         for slot in slots:
