@@ -116,6 +116,35 @@ def interrupt():
     raise KeyboardInterrupt
 
 
+def test_a_ctrl_c_where_backward_begins_with_a_tensor_that_stays(monkeypatch):
+    look_every(monkeypatch, 1000)
+    training = Training(monkeypatch, 0, "raw")
+    engine, interrupted, line = training.engine, True, 0
+    for _ in range(3):
+        training.step()
+    training.machine.cuda.synchronize()
+    (link,) = engine._state.lanes.links
+    while interrupted:
+        line += 1
+        engine.begin_step()
+        packed, _ = training.machine.save(engine, N, NUMEL)
+        engine.synchronize()
+        link.let_go_down_to(0)
+        interrupted = False
+        try:
+            with Interrupt(line):
+                engine._unpacker._begin_with_kept()
+        except KeyboardInterrupt:
+            interrupted = True
+        n_ahead = sum(region.ahead for region in link.alive)
+        packed.clear()
+        engine._end_backward()
+        engine.synchronize()
+        engine.collect()
+        assert (engine.stats.device_bytes, link._ahead_bytes) == (0, 0), line
+    assert n_ahead > 1
+
+
 @pytest.mark.parametrize(
     "stride", [STRIDE, pytest.param(1, marks=pytest.mark.slow)], ids=["some", "all"]
 )

@@ -215,9 +215,10 @@ def test_the_faster_plan_stays_however_late_the_second_one_is_made(machine, monk
     fit_controller: Any = controller.FitController
     monkeypatch.setattr(fit_controller, "_note_cost", lambda *_: True)
     monkeypatch.setattr(fit_controller, "_cost_s", lambda _, plan: 1 + 50 * (plan is not made[0]))
-    may_loosen = Correction.may_loosen
+    may_loosen, looked = Correction.may_loosen, []
 
     def only_notes(self, look):
+        looked.append(handle._fit._chooser.step.looked)
         may_loosen(self, look)
         return False
 
@@ -232,6 +233,8 @@ def test_the_faster_plan_stays_however_late_the_second_one_is_made(machine, monk
         fit: Any = handle._fit
         assert nothing_better
         assert fit._plan is made[0]
+        assert looked
+        assert all(looked)  # of the steps between, later ones may hold more
 
 
 def test_tensors_whose_values_come_late_have_all_their_ways(machine, monkeypatch):

@@ -193,10 +193,15 @@ def test_nothing_leaves_where_all_fits():
 def test_of_small_tensors_two_may_always_be_under_way():
     ways = Way("keep", MIB, 0.0), Way("raw", 0, 0.0, link_bytes=MIB)
     many = [saved(i, MIB, i, 399 - i, *ways) for i in range(200)]
-    plan = within_bytes(Problem(many, over_link(400, 1.0)), 100 * MIB)
+    problem = Problem(many, over_link(400, 1.0))
+    plan = within_bytes(problem, 100 * MIB)
     assert plan is not None
-    assert plan.under_way_bytes == 3 * MIB  # and one that is copied in part
     assert plan.counts["keep"] == 97
+    assert plan.under_way_bytes == 3 * MIB  # and one that is copied in part
+    program: Any = WayProgram(problem)
+    nothing_waits = np.zeros(len(program._variables) + 2 + program._link.n_columns)
+    nothing_waits[: len(program._variables)] = [v.way.action == "raw" for v in program._variables]
+    assert program._plan(nothing_waits).under_way_bytes == 3 * MIB
 
 
 def test_one_tensor_alone_gains_nothing():

@@ -49,7 +49,8 @@ class BackwardOrder:
     def expected(self, alive: list[Region]) -> list[RegionSlot]:
         """The order of a backward that has asked for none yet. Args: alive: the oldest first."""
         first = self._next.get(self._last, self._last)
-        found = None if first is None else self._known.get(first)
+        # Slots that have been replaced have no region.
+        found = None if first is None or first.region is None else self._known.get(first)
         return found or [region.slot for region in reversed(alive)]
 
     def asks(self, slot: RegionSlot, alive: list[Region]) -> None:
