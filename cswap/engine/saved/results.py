@@ -25,9 +25,9 @@ MOST_OVER_A_LINK: Final = 8
 moves 316 ms over the link with 2, 223 with 4 and 210 with 8."""
 
 OF_UNDER_WAY: Final = 3
-"""Bytes of results that wait, at most, over those that a plan lets be under way: neither is held by
-the plan. Without a bound, no plan of ResNet-50 held 30 % of plain's peak on the twin's H200; with 2,
-one of 40 % takes 3 % longer, with 3 it does not."""
+"""Bytes of results that wait, at most, over those that a plan lets be under way: no plan counts
+results. Without a bound, no plan of ResNet-50 held 30 % of plain's peak on the twin's H200; with 2,
+a goal of 40 % takes 3 % longer, with 3 it does not."""
 
 
 class Results:
