@@ -141,6 +141,30 @@ def test_every_method_trains(method):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "share", "is_held"),
+    [
+        ("unet", 0.75, True),
+        ("unet", 0.4, False),
+        ("resnet50", 0.3, True),
+        ("moe", 0.85, True),
+        ("gpt2-small-b4", 0.65, False),
+    ],
+)
+def test_a_goal_is_held_or_refused(model, share, is_held):
+    same = {"model": model, "profile": H200.name}
+    plain = call("worker", {**same, "method": "plain", "n_steps": 3})["peak_bytes"]
+    goal = {**same, "method": FIT, "fit": int(share * plain), "n_steps": 26}
+    if not is_held:
+        with pytest.raises(FailedError, match="the smallest goal that can be reached is"):
+            call("worker", goal)
+        return
+    found = call("worker", goal)
+    assert "obeying" in found["goal"]
+    assert found["peak_bytes"] <= 1.001 * share * plain
+
+
+@pytest.mark.slow
 def test_too_small_a_device_is_a_row_with_its_reason():
     (found,) = rows(
         [
