@@ -218,7 +218,8 @@ def test_the_faster_plan_stays_however_late_the_second_one_is_made(machine, monk
     may_loosen, looked = Correction.may_loosen, []
 
     def only_notes(self, look):
-        looked.append(handle._fit._chooser.step.looked)
+        controlling: Any = handle._fit
+        looked.append(controlling._chooser.step.looked)
         may_loosen(self, look)
         return False
 
