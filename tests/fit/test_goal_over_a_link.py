@@ -215,7 +215,8 @@ def test_the_faster_plan_stays_however_late_the_second_one_is_made(machine, monk
     fit_controller: Any = controller.FitController
     monkeypatch.setattr(fit_controller, "_note_cost", lambda *_: True)
     monkeypatch.setattr(fit_controller, "_cost_s", lambda _, plan: 1 + 50 * (plan is not made[0]))
-    may_loosen, looked = Correction.may_loosen, []
+    may_loosen = Correction.may_loosen
+    looked: list[bool] = []
 
     def only_notes(self, look):
         controlling: Any = handle._fit
