@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import time
 import random
 import threading
 from functools import partial
@@ -337,7 +338,11 @@ def test_parameters_that_nobody_needs_are_forgotten():
     gc.collect()
     hooks = len(_global_optimizer_pre_hooks)
     del handle, held
-    gc.collect()
+    for _ in range(100):  # a thread beside the training may hold the engine for a moment
+        gc.collect()
+        if len(_global_optimizer_pre_hooks) < hooks:
+            break
+        time.sleep(0.02)
     assert len(_global_optimizer_pre_hooks) == hooks - 1
 
 
