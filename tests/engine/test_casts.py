@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import gc
-import time
 import random
 import threading
+import time
 from functools import partial
 from typing import Any
 
