@@ -141,7 +141,7 @@ def test_a_ctrl_c_where_backward_begins_with_a_tensor_that_stays(monkeypatch):
         engine._end_backward()
         engine.synchronize()
         engine.collect()
-        assert (engine.stats.device_bytes, link._ahead_bytes) == (0, 0), line
+        assert (engine.stats.device_bytes, link.ahead.nbytes) == (0, 0), line
     assert n_ahead > 1
 
 

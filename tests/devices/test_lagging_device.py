@@ -159,7 +159,7 @@ def test_a_plan_lets_more_be_under_way_than_the_device_does_itself(machine):
         machine.cuda.peak_bytes = machine.cuda.allocated_bytes
         packed, values = machine.save(engine, N_TENSORS, MIB // 4)
         most_held.append(machine.cuda.peak_bytes)
-        bounds.append((link.sources.most_bytes, link._most_ahead))
+        bounds.append((link.sources.most_bytes, link.ahead.most_bytes))
         while packed:
             assert machine.same(engine.unpack(packed.pop()), values.pop())
         machine.cuda.synchronize()

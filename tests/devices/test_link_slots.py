@@ -279,9 +279,9 @@ def test_tensors_that_were_begun_for_another_order_are_let_go(stays_first, start
     for _ in range(3):
         step([3, 2, 1, 0])
     _, packed = step([3])
-    assert link._ahead_bytes > 0
+    assert link.ahead.nbytes > 0
     step([])  # nobody has asked for the rest of that graph
-    assert link._ahead_bytes == 0
+    assert link.ahead.nbytes == 0
     assert packed[2] is not None
 
 

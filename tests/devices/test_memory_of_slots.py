@@ -64,9 +64,9 @@ def test_less_comes_back_ahead_while_tensors_that_were_asked_for_still_leave(sma
         sources = link_.sources
         own = sum(r.slot.nbytes for r in sources._regions if r.asked)
         assert sources.asked_bytes == own
-        bounds.append((link_._ahead_bytes + own // 2, own))
+        bounds.append((link_.ahead.nbytes + own // 2, own))
     assert max(own for _, own in bounds) >= MIB
-    assert max(both for both, _ in bounds) <= link_._most_ahead
+    assert max(both for both, _ in bounds) <= link_.ahead.most_bytes
     engine._end_backward()
     small.cuda.synchronize()
     assert_nothing_is_held(small, engine)

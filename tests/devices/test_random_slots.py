@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from bench.twin.lagging_cuda import LaggingStream
-from cswap.engine.replay.link import Link
+from cswap.engine.replay.ahead import Ahead
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.saved.away import Away
 from cswap.schema.plan import Decision, Plan
@@ -140,7 +140,7 @@ class Steps:
     def backward(self, saved):
         if self.stays_first.random() < 0.5:
             self.engine._unpacker._begin_with_kept()
-            self.n_first += sum(len(link._guessed) for link in self.engine._state.lanes.links)
+            self.n_first += sum(len(link.ahead.guessed) for link in self.engine._state.lanes.links)
         if self.random.random() < 0.9:
             self.engine._unpacker._note_backward()
         if self.random.random() < 0.1:
@@ -173,7 +173,7 @@ QUICK, FEW, MANY = [*range(9), 1465], [*range(30), 1465], range(30, 1000)
 
 def run_steps(monkeypatch, seed):
     """The steps of one seed."""
-    drop, dropped = Link._drop_ahead, []
+    drop, dropped = Ahead.drop, []
 
     def dropping(self, region):
         dropped.append(region)
@@ -181,7 +181,7 @@ def run_steps(monkeypatch, seed):
 
     with monkeypatch.context() as patch:
         patch.setattr("cswap.engine.transfer.section.SECTION_ALIGN", 64)
-        patch.setattr(Link, "_drop_ahead", dropping)
+        patch.setattr(Ahead, "drop", dropping)
         machine = LaggingMachine(patch, seed)
         steps = Steps(machine, seed)
         steps.run(8)

@@ -90,7 +90,7 @@ def test_memory_that_encodings_pass_through_counts_once(limit_mib, ways):
     over = over_link(MOMENTS, 0.001, other_bytes=held)  # in which no raw tensor leaves in time
     tensors = [saved(i, 64 * MIB, 2 * i, 19 - 2 * i, *three) for i in range(3)]
     problem = Problem([FIRST, *tensors], over)
-    # At moment 10: the others, a part of the largest tensor that moves, and what waits; of
+    # At moment 10: the others, a part of the largest tensor that moves, and tensors that wait; of
     # encodings, besides 48 MiB for all.
     plan = within_bytes(problem, limit_mib * MIB)
     assert (None if plan is None else of_others(plan)) == ways

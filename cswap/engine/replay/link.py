@@ -26,7 +26,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.engine.replay.backward_order import BackwardOrder
+from cswap.engine.replay.ahead import Ahead
 from cswap.engine.replay.region import Region, no_owner
 from cswap.engine.replay.ring import ALIGN
 from cswap.engine.replay.sources import Sources
@@ -69,6 +69,7 @@ class Link:
     Attributes:
         out, back: the ways.
         sources: on the way out.
+        ahead: tensors that come back before they are asked for.
         alive: regions whose tensor may be asked for, as far as is known.
         planned_bytes: that may be under way, each way; 0: as many as the device bounds.
         is_capturing, prepare_thread: see `SideStreams`.
@@ -82,19 +83,18 @@ class Link:
         self.sources = Sources(streams, resources.counters)
         self.out = WayOut(resources, streams, self.sources, self._lock)
         self.back = WayBack(resources, streams, self.out)
+        self.ahead = Ahead(resources, self.sources, self.back)
         self.alive, self.is_capturing = self.out.alive, streams.is_capturing
         self.prepare_thread = streams.prepare_thread
         self._slots: set[RegionSlot] = set()  # with regions
-        self._order = BackwardOrder()
-        self._guessed: list[Region] = []  # begun for the first tensors of a backward
-        self._ahead_bytes = self._most_ahead = self._furthest = self.planned_bytes = 0
+        self.planned_bytes = 0
 
     # --------------------------------------------------------------------- back
 
     def begin_backward(self) -> None:
         """A backward begins."""
         with self._lock:
-            self._order.begin()
+            self.ahead.order.begin()
             self.sources.begin_backward()
             for region in self.alive:
                 region.asked = False
@@ -102,23 +102,12 @@ class Link:
     def start_first(self) -> None:
         """Backward asks for its first tensor, which stays: begin the first ways back.
 
-        The computation for the tensors that stay hides them. Where tensors of several steps are
-        away, nobody knows which of them are asked for.
+        The computation for the tensors that stay hides them.
         """
         try:
             with self._lock:
-                steps = {region.step for region in self.alive if region.owner() is not None}
-                if len(steps) != 1 or self.is_capturing():
-                    return
-                for n, slot in enumerate(self._order.expected(self.alive)):
-                    region = slot.region
-                    if region is None or (region.n_unsized and not region.serves):
-                        break  # the host would wait
-                    if n > slot.ahead or not slot.from_start:
-                        break
-                    if not self._brings_ahead(slot, *steps):
-                        break
-                    self._guessed.append(region)
+                if not self.is_capturing():
+                    self.ahead.start_first(self.alive)
         except BaseException:
             self._counters.interrupted = True
             raise
@@ -138,7 +127,7 @@ class Link:
             MemoryError: no memory to copy into.
         """
         region, stream = away.region, self._streams.current()
-        slot = region.slot
+        slot, ahead = region.slot, self.ahead
         if not slot.verbatim:
             self._resources.raise_damage()
         with self._lock:
@@ -146,12 +135,12 @@ class Link:
                 self.out.close_ring()
             first = expected and not region.asked
             if first:
-                if self._guessed:
-                    self._check_guess(region)
+                if ahead.guessed:
+                    ahead.check_guess(region)
                 region.asked = True
                 if region.source is not None:
                     self.sources.asks(region)
-                self._order.asks(slot, self.alive)
+                ahead.order.asks(slot, self.alive)
             memory = region.source
             if region.n_unsized and not region.serves:
                 self.out.settle(region)  # it may have to stay
@@ -160,14 +149,14 @@ class Link:
             else:
                 if region.ahead:
                     region.ahead = False
-                    self._ahead_bytes -= slot.nbytes
+                    ahead.nbytes -= slot.nbytes
                 if first:
                     self._counters.stay("wanted_early", slot.nbytes)
                 if stream is not region.stream:
                     memory.record_stream(stream)
             self.sources.let_go(max(0, self.sources.most_bytes - self.sources.came_bytes))
             if expected:
-                self._bring_ahead(slot.turn, region.step)
+                ahead.go_on(slot.turn, region.step)
         return memory
 
     def _take(self, region: Region, stream: Any, *, first: bool) -> torch.Tensor:
@@ -190,77 +179,10 @@ class Link:
         if region.ahead:
             nbytes = region.slot.nbytes
             region.ahead = False
-            self._ahead_bytes -= nbytes
+            self.ahead.nbytes -= nbytes
             region.held_bytes -= nbytes
             self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
         return memory
-
-    def _bring_ahead(self, turn: int, step: int) -> None:
-        # Begin the way back of the tensors after this turn that may come so early, while there is
-        # room.
-        order, n = self._order.slots, self._order.next
-        last, waiting = min(turn + self._furthest, len(order) - 1), None
-        while n <= last:
-            slot = order[n]
-            if n - turn > slot.ahead:
-                waiting = n if waiting is None else waiting
-                n += 1
-                continue
-            if not self._brings_ahead(slot, step):
-                break
-            n += 1
-        self._order.next = n if waiting is None else waiting
-
-    def _brings_ahead(self, slot: RegionSlot, step: int) -> bool:
-        # Begin the way back of a slot's tensor, if one is away; whether there was room.
-        region = slot.region
-        if region is not None and region.step != step:
-            region = slot.region_of(step)
-        owner = None if region is None else region.owner()  # held: it is not released meanwhile
-        if region is None or owner is None or region.asked or region.ahead:
-            return True
-        nbytes, lane = slot.nbytes, slot.lane
-        if self._ahead_bytes + self.sources.asked_bytes // 2 + nbytes > self._most_ahead:
-            return False
-        if region.source is None or not region.serves:
-            if not self._device.has_room(nbytes):
-                return False
-            if lane.step_bytes is not None and not lane.fits_plan(nbytes):
-                return False
-            try:
-                self.back.start(region)
-            except BaseException as error:
-                self._device.drain()  # a stream may be writing memory that nobody holds now
-                if not isinstance(error, Exception):
-                    raise
-                if isinstance(error, MemoryError):
-                    self._counters.fall_back("prefetch", error)
-                return False  # unpack will try again, and raises if it must
-            region.held_bytes += nbytes
-            self._counters.moves.append((nbytes, 0, *NO_TENSOR))
-        region.wanted = region.ahead = True
-        self._ahead_bytes += nbytes
-        return True
-
-    def _check_guess(self, first: Region) -> None:
-        # Backward asks for its first tensor that is away. Of another order, those that have been
-        # begun for it leave no room for the others.
-        guessed, self._guessed = self._guessed, []
-        if guessed[0] is not first:
-            for region in guessed:
-                if region.ahead:
-                    self._drop_ahead(region)
-
-    def _drop_ahead(self, region: Region) -> None:
-        # It comes back once more if it is asked for.
-        nbytes = region.slot.nbytes
-        region.ahead = region.wanted = False
-        self._ahead_bytes -= nbytes
-        if region.memory is not None:
-            region.home.wait_event(region.ready)
-            region.memory = None
-            region.held_bytes -= nbytes
-            self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
 
     # ------------------------------------------------------------------ the dead
 
@@ -290,7 +212,7 @@ class Link:
         if region.source is not None:
             self.sources.drop(region)
         if region.ahead:
-            self._drop_ahead(region)
+            self.ahead.drop(region)
         if region.memory is not None:
             region.home.wait_event(region.ready)
             region.memory = None
@@ -325,10 +247,7 @@ class Link:
             limit_bytes: that may be under way, each way; None: no limit but the device's.
         """
         self.begin_backward()
-        self._guessed.clear()
-        for region in self.alive:
-            if region.ahead:  # backward has not asked for it
-                self._drop_ahead(region)
+        self.ahead.begin_step(self.alive)
         most = total = bound = payload = furthest = 0
         planned = False
         for slot in slots:
@@ -341,12 +260,13 @@ class Link:
             if not slot.verbatim:
                 bound = max(bound, slot.cuts[0][2])
                 payload = max(payload, *slot.reserves)
-        most, self._furthest = max(most, total // (PLAN_SHARE if planned else STEP_SHARE)), furthest
+        most = max(most, total // (PLAN_SHARE if planned else STEP_SHARE))
+        self.ahead.furthest = furthest
         ahead = self._device.ready_bytes if planned else min(most, self._device.ready_bytes)
-        self._most_ahead = self.planned_bytes or ahead
+        self.ahead.most_bytes = self.planned_bytes or ahead
         self.sources.most_bytes = self.planned_bytes or min(most, self._device.backlog_bytes)
         if limit_bytes is not None:
-            self._most_ahead = min(self._most_ahead, limit_bytes)
+            self.ahead.most_bytes = min(self.ahead.most_bytes, limit_bytes)
             self.sources.most_bytes = min(self.sources.most_bytes, limit_bytes)
         self.out.ring.nbytes, self.back.ring.nbytes = AT_A_TIME * bound, AT_A_TIME * payload
         self.release_dead()
@@ -449,7 +369,7 @@ class Link:
                 region.held_bytes = n_held * nbytes + sum(k.numel() for k in kept if k is not None)
                 region.host_bytes = region.capacity
             self.sources.recount(self.alive)
-            self._ahead_bytes = sum(r.slot.nbytes for r in self.alive if r.ahead)
+            self.ahead.nbytes = sum(r.slot.nbytes for r in self.alive if r.ahead)
             self.pump()
 
     @property
