@@ -7,13 +7,17 @@ a container is built.
 from __future__ import annotations
 
 import gc
+import os
 import signal
+from collections import deque
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from multiprocessing import get_context
 from typing import TYPE_CHECKING, Final
 
 import torch
 
+from cswap.advisor.candidates import lossless_candidates
 from cswap.codecs.base import takes
 from cswap.codecs.parallel import MIN_RANGE_TILES
 from cswap.codecs.registry import get_codec, list_codecs
@@ -36,6 +40,8 @@ if TYPE_CHECKING:
 PROFILER: Final = "profiler"
 PLANNER: Final = "planner"
 CPU: Final = torch.device("cpu")
+IDLE: Final = 19
+"""Niceness of a process beside a training."""
 
 
 DTYPES: Final = (
@@ -105,6 +111,19 @@ def steps(
         longest_first = (*planners, *names, PROFILER)
         for done in as_completed([pool.submit(_compile, name, dtypes) for name in longest_first]):
             yield done.result()
+
+
+def first_use(dtypes: Sequence[str]) -> None:
+    """Compile or load the kernels that a goal without options may choose, in an idle process.
+
+    Args:
+        dtypes: names of the tensors' dtypes; those that are none of `DTYPES` are left out.
+    """
+    with suppress(OSError):
+        os.nice(IDLE)
+    gc.disable()
+    chosen = [dtype for dtype in DTYPES if dtype_name(dtype) in dtypes]
+    deque(steps(lossless_candidates(), dtypes=chosen, planner=False), maxlen=0)
 
 
 def _begin_process() -> None:

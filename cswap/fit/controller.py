@@ -2,6 +2,8 @@
 
 Note [phases]
 ~~~~~~~~~~~~~
+compiling   on a machine's first use, as long as another process compiles the kernels: steps without
+            cswap, if nobody has asked for a goal (first_use.py).
 exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
 timing      two steps without cswap, and one with marks, on a GPU that has memory for them
             (plain_steps.py). With a limit of bytes, the allocator gives back its blocks after them.
@@ -40,6 +42,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from cswap.codecs.first_use import Compiling, missing
 from cswap.devices.stopwatch import stopwatch_of
 from cswap.errors import ConfigError, GoalError
 from cswap.fit.background import Background
@@ -164,8 +167,11 @@ class FitController:
         engine.choose_by(self._chooser)
         # Beside the computation, a tensor is there in both forms for a while.
         engine.spare_memory(spares=True)
+        self._compiling: Compiling | None = None
         if schedule is not None:
             self._begin_with(schedule)
+        elif asked.by_default and device.type == "cpu" and not engine.advisor.may_use_lossy:
+            self._compile_first(model)
 
     @property
     def schedule(self) -> Schedule | None:
@@ -226,6 +232,7 @@ class FitController:
 
     def remove(self) -> None:
         """Let go of the model; the engine's advisor decides again."""
+        self._end_compiling()
         self._engine.choose_by(None)
         self._engine.plan_copies(0)
         self._plain.end()
@@ -239,7 +246,7 @@ class FitController:
         if self._model() is None or torch.compiler.is_compiling():
             return
         chooser, step = self._chooser, self._chooser.step
-        if not chooser.is_on:
+        if not chooser.is_on or self._compiles():
             chooser.skip()
             return
         evaluates = not torch.is_grad_enabled()
@@ -485,6 +492,40 @@ class FitController:
         assert self._problem is not None  # a plan has been made
         return self._chooser.times.repriced(self._problem) or self._problem
 
+    # ---------------------------------------------------------------- first use
+
+    def _compile_first(self, model: torch.nn.Module) -> None:
+        # See Note [the first use of a machine] in first_use.py. A limit of bytes may leave no room
+        # for steps without cswap, and a loss is not to depend on the moment at which these end.
+        dtypes = missing(_saved_dtypes(model))
+        if not dtypes:
+            return
+        try:
+            self._compiling = Compiling(dtypes)
+        except OSError as error:
+            log.info("Kernels cannot be compiled beside the training (%s).", error)
+            return
+        self._phase, self._engine.sits_out = "compiling", True
+        log.warning(
+            "Kernels for %s are compiled beside the training, once per machine, for a minute or "
+            "two: steps run without cswap until then. `cswap warm` does it beforehand.",
+            ", ".join(dtypes),
+        )
+
+    def _compiles(self) -> bool:
+        # Whether kernels are still compiled, so that a step runs without cswap.
+        if self._compiling is None:
+            return False
+        if self._compiling.done:
+            self._end_compiling()
+        return self._compiling is not None
+
+    def _end_compiling(self) -> None:
+        compiling, self._compiling = self._compiling, None
+        if compiling is not None:
+            compiling.end()
+            self._phase, self._engine.sits_out = "exploring", False
+
     # -------------------------------------------------------------------- plans
 
     def _begin_with(self, schedule: Schedule) -> None:
@@ -633,6 +674,14 @@ class FitController:
         say("fit: %s; cswap decides as without a goal from here on.", why)
         self._phase, self._priced = "given up", None
         self.remove()
+
+
+def _saved_dtypes(model: torch.nn.Module) -> set[torch.dtype]:
+    # Of the tensors that a step of a model on a CPU is likely to save.
+    found = {x.dtype for x in model.parameters()}
+    if torch.is_autocast_enabled("cpu"):
+        found.add(torch.get_autocast_dtype("cpu"))
+    return {*found, torch.bool, torch.int64}
 
 
 def _of_device(usable: int) -> Asked:

@@ -20,7 +20,16 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
 
-Phase = Literal["exploring", "timing", "planning", "obeying", "changing", "unreachable", "given up"]
+Phase = Literal[
+    "compiling",
+    "exploring",
+    "timing",
+    "planning",
+    "obeying",
+    "changing",
+    "unreachable",
+    "given up",
+]
 
 _EXCLUDED_BY_FIT: Final[Mapping[str, object]] = {
     "plan": None,
@@ -125,12 +134,13 @@ class Goal:
     Attributes:
         asked_bytes: the limit; None: the least memory.
         asked_slowdown: the limit of time; None: the least time.
-        phase: "exploring" (steps with every tensor in its smallest form), "timing" (steps without
-            cswap), "planning" (as exploring, until the plan is there), "obeying", "changing" (the
-            same, but steps save other tensors again and again, which was logged: no plan knows them
-            all), "unreachable" (the error has been raised, or logged if the limit is the device's;
-            the plan of the least memory is obeyed), "given up" (cswap decides as without a goal;
-            the log has the reason).
+        phase: "compiling" (steps without cswap, while another process compiles kernels, once per
+            machine), "exploring" (steps with every tensor in its smallest form), "timing" (steps
+            without cswap), "planning" (as exploring, until the plan is there), "obeying",
+            "changing" (the same, but steps save other tensors again and again, which was logged: no
+            plan knows them all), "unreachable" (the error has been raised, or logged if the limit
+            is the device's; the plan of the least memory is obeyed), "given up" (cswap decides as
+            without a goal; the log has the reason).
         predicted_bytes: peak of a step by the plan; None: there is none yet.
         measured_bytes: highest peak of the steps under this plan, its first one left out; before a
             plan, of the last step. None: no step yet, or a plan that nobody has asked for, since
