@@ -9,11 +9,12 @@ while after them. So a step without cswap says how long that takes, where there 
 else it takes as long as the others less the time that the plan adds, at the most.
 
 Where the steps are too slow, the next plan gets a smaller share of the time. Where they are fast
-for a while, a larger one again. Each time that this was too much, it waits longer. The share
-changes by as much as the time that the steps took is off (`AIM`), and comes to rest near the
-smallest share that was too much. Hooks of tensors that stay are in no plan: so a smaller share lies
-between that by which the steps would be shorter in proportion and that by which only the plan's own
-time would.
+for a while, a larger one again. It is the median of the looks since the plan began that says so, by
+more than its standard error: on a busy machine, single looks say anything. Each time that a share
+was too much, it waits longer. The share changes by as much as the time that the steps took is off
+(`AIM`), and comes to rest near the smallest share that was too much. Hooks of tensors that stay are
+in no plan: so a smaller share lies between that by which the steps would be shorter in proportion
+and that by which only the plan's own time would.
 """
 
 from __future__ import annotations
@@ -45,9 +46,13 @@ FIRST_SHARE: Final = {"cpu": 0.5, "cuda": 1.0}
 """Of the allowed time, for the first plan, by kind of device: on a CPU, its prices are of warm
 caches."""
 
-ROUNDS: Final = {"cpu": 3, "cuda": 1}
-"""Looks at a step whose quotients with the steps before decide about the time of the next plan, by
-kind of device: other programs disturb a CPU."""
+LOOKS: Final = {"cpu": (3, 16), "cuda": (1, 1)}
+"""Fewest and most looks at a step whose quotients with the steps before decide about the time of
+the next plan, by kind of device: other programs disturb a CPU."""
+
+ERROR: Final = 1.4826 * 1.2533
+"""Standard error of a median, over the median of the distances from it and over the root of their
+number: of normally distributed quotients."""
 
 AIM: Final = 0.98
 """Share of the allowed time that the next plan is to take, by the time of the last one."""
@@ -95,7 +100,8 @@ class Pace:
         self._kind = kind
         self._too_much = math.inf  # the smallest share that was
         self._fine = 0.0  # the latest that was not
-        self._quotients: deque[float] = deque(maxlen=ROUNDS[kind])  # of those and a plain step
+        # Of those and a plain step, since the plan began.
+        self._quotients: deque[float] = deque(maxlen=LOOKS[kind][1])
 
     @property
     def step_s(self) -> float | None:
@@ -161,23 +167,24 @@ class Pace:
         Args:
             slowdown: longest step over that without cswap.
         """
-        if len(self._quotients) < ROUNDS[self._kind]:
+        if len(self._quotients) < LOOKS[self._kind][0]:
             return False
         took = statistics.median(self._quotients)
-        self._quotients.clear()
+        distance = statistics.median(abs(one - took) for one in self._quotients)
+        error = ERROR * distance / math.sqrt(len(self._quotients))
         allowed = self._allowed(slowdown)
         if not allowed:  # a plan that adds nothing is all that there is
             return False
         too_slow = 1 + TOO_SLOW * allowed
-        if took > too_slow and self.share > LEAST_SHARE:
+        if took - error > too_slow and self.share > LEAST_SHARE:
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
-            self.share = max(LEAST_SHARE, self._less(allowed, took) * self.share)
+            self.share = max(LEAST_SHARE, self._less(allowed, took - error) * self.share)
             return True
         if took <= too_slow:
             self._fine = self.share
-        if self.share < 1 and took < 1 + NEAR * allowed:
+        if self.share < 1 and took + error < 1 + NEAR * allowed:
             self._wait -= 1
-            more = self._more(allowed, took)
+            more = self._more(allowed, took + error)
             if self._wait < 0 and more >= MORE[0]:
                 self.share = min(1.0, more * self.share)
                 return True
