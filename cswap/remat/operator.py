@@ -44,7 +44,7 @@ class Operator:
         extra: arguments that follow from the result: its dtype, or its dtype and strides.
         saves_result: whether the node saves its result, and so may have written in place.
         rounds_statistics: whether it is a norm whose statistics have the weights' dtype on a CPU.
-        trains: whether it runs again only if it ran in training mode.
+        only: names of saved arguments, with the values with which alone it runs again.
         drops: whether it is dropout: see the Note.
         inexact: replaces ``function`` if inputs come from a lossy codec.
         in_place: by operand, the same as ``function``, written into that operand, which nobody else
@@ -60,7 +60,7 @@ class Operator:
     extra: Literal["", "dtype", "layout"] = ""
     saves_result: bool = False
     rounds_statistics: bool = False
-    trains: bool = False
+    only: tuple[tuple[str, object], ...] = ()
     drops: bool = False
     inexact: Callable[..., torch.Tensor] | None = None
     in_place: tuple[Callable[..., torch.Tensor], ...] = ()

@@ -5,7 +5,7 @@ A row names the attributes of a node that hold its operator's arguments. The row
 every row bit by bit. If a node of another version of torch lacks an attribute, its operator does
 not run again.
 
-Matrix products and convolutions are in a table of their own: only a goal asks for them.
+Matrix products, convolutions and attention are in a table of their own: only a goal asks for them.
 
 In no table: random draws, writes in place (except of operators that save their result), and
 operators that are not deterministic on a GPU.
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 from torch.nn import functional
 
+from cswap.remat.attention import ATTENTION
 from cswap.remat.copies import COPIES
 from cswap.remat.norms import (
     batch_norm,
@@ -133,6 +134,7 @@ def _into_either(
 # be trained.
 _AFFINE: Final = (Operand("input"), Operand("weight"), Operand(None, 2))
 _STATISTICS: Final = (Operand("result1"), Operand("result2"))
+_TRAINS: Final = (("training", True),)
 
 _ROWS: Final[dict[str, Operator]] = {
     # Activations that save their input.
@@ -248,10 +250,10 @@ _ROWS: Final[dict[str, Operator]] = {
         inexact=rms_norm_of_statistics,
     ),
     "NativeBatchNormBackward0": Operator(
-        "batch_norm", batch_norm, (*_AFFINE, *_STATISTICS), ("eps",), "reduction", trains=True
+        "batch_norm", batch_norm, (*_AFFINE, *_STATISTICS), ("eps",), "reduction", only=_TRAINS
     ),
     "CudnnBatchNormBackward0": Operator(
-        "batch_norm", cudnn_batch_norm, _AFFINE, ("epsilon",), "reduction", trains=True
+        "batch_norm", cudnn_batch_norm, _AFFINE, ("epsilon",), "reduction", only=_TRAINS
     ),
     "NativeGroupNormBackward0": Operator(
         "group_norm", _group_norm, _AFFINE, ("N", "C", "HxW", "group", "eps"), "reduction"
@@ -302,16 +304,14 @@ _PRODUCTS: Final[dict[str, Operator]] = {
         ("stride", "padding", "dilation", "transposed", "output_padding", "groups"),
         "product",
     ),
+    **ATTENTION,
 }
 
 RESULT_SLOTS: Final[dict[str, str]] = {
     **{name: "result" for name, row in _ROWS.items() if row.saves_result},
     "SafeSoftmaxBackward0": "result",
     "Expm1Backward0": "result",
-    "ScaledDotProductFlashAttentionForCpuBackward0": "output",
-    "ScaledDotProductFlashAttentionBackward0": "output",
-    "ScaledDotProductEfficientAttentionBackward0": "output",
-    "ScaledDotProductCudnnAttentionBackward0": "output",
+    **dict.fromkeys(ATTENTION, "output"),
 }
 """Names of the slot in which a node saves its first output."""
 

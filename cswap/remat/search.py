@@ -183,8 +183,9 @@ class Search:
             return self._viewed(node, number, row, level)
         if level >= self._limits.max_depth:
             raise NotFoundError
-        if row.trains and self._read.argument(node, "training") is not True:
-            raise NotFoundError
+        for name, value in row.only:
+            if self._read.argument(node, name) != value:
+                raise NotFoundError
         if row.rounds_statistics:
             self._check_statistics(node, number, level)
         below = strides if row.keeps_strides else None
