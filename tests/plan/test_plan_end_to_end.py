@@ -12,6 +12,7 @@ from bench.workloads.saved_bytes import Held, SavedBytes
 from bench.workloads.small_models import CnnShape, Gpt, GptShape, VggNet
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import Flops, Hardware
+from cswap.plan.planner import POLICIES
 from cswap.plan.planner import plan as make_plan
 from cswap.plan.simulate import simulate, smallest_feasible_budget
 from cswap.plan.simulator.lifetimes import live_bytes
@@ -19,6 +20,9 @@ from cswap.plan.simulator.lifetimes import live_bytes
 MIN_BYTES = 1 << 14
 FAST = Hardware("fast link", 1 << 40, {"float32": Flops(1e11, 1e11)}, 1e11, 1e18, 1e18)
 """Swapping on a CPU, in the thread that computes, is over at once."""
+
+ALL_LEAVE = frozenset({"none", "vdnn-all", "vdnn-conv"})
+"""Policies that know no budget."""
 
 
 def loss(output):
@@ -103,3 +107,23 @@ def test_copies_of_weights_have_no_place_in_a_plan():
     assert stats.kept_by_reason["parameter"] == 3 * 3  # the first layer needs none
     assert stats.swapped
     assert not stats.fallbacks, stats.fallbacks_by_reason
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", ["cnn", "gpt"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_published_plan_gives_the_bits_of_training_without_it(policy, name):
+    model, x = setup(name)
+    expected = gradients(model, x)
+    trace = only_saved(trace_of(model, x))
+    floor, full = smallest_feasible_budget(trace, FAST), max(live_bytes(trace))
+    budget = full if policy in ALL_LEAVE else int(floor + 0.6 * (full - floor))
+    plan = make_plan(trace, FAST, budget, policy, recompute=True, time_limit=0.3)
+    actions = {decision.action for decision in plan.decisions.values()}
+    assert actions == {"keep"} if policy == "none" else actions != {"keep"}
+    with cswap.install(model, plan=plan, min_bytes=MIN_BYTES) as handle:
+        for _ in range(3):  # by handles, and by slots
+            assert all(map(torch.equal, gradients(model, x), expected))
+        stats = handle.stats
+    assert not stats.fallbacks_by_reason.get("plan"), "the step was another one than the plan's"
+    assert bool(stats.swapped) == (policy != "none")
