@@ -42,7 +42,6 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from cswap.codecs.first_use import Compiling, missing
 from cswap.devices.stopwatch import stopwatch_of
 from cswap.errors import ConfigError, GoalError
 from cswap.fit.background import Background
@@ -50,6 +49,7 @@ from cswap.fit.correction import COUNTED_MARGIN, MARGIN, Correction, Look
 from cswap.fit.curve import curve_of
 from cswap.fit.drift import DRIFT, Drift
 from cswap.fit.exploration import EXPLORED, Exploration
+from cswap.fit.first_use import FirstUse
 from cswap.fit.goal import Asked, Goal, Phase, most_bytes
 from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
 from cswap.fit.last_resort import LastResort, reachable
@@ -167,11 +167,16 @@ class FitController:
         engine.choose_by(self._chooser)
         # Beside the computation, a tensor is there in both forms for a while.
         engine.spare_memory(spares=True)
-        self._compiling: Compiling | None = None
+        self._first_use = FirstUse(engine)
         if schedule is not None:
             self._begin_with(schedule)
-        elif asked.by_default and device.type == "cpu" and not engine.advisor.may_use_lossy:
-            self._compile_first(model)
+        elif (
+            asked.by_default
+            and device.type == "cpu"
+            and not engine.advisor.may_use_lossy
+            and self._first_use.begin(model)
+        ):
+            self._phase = "compiling"
 
     @property
     def schedule(self) -> Schedule | None:
@@ -232,7 +237,7 @@ class FitController:
 
     def remove(self) -> None:
         """Let go of the model; the engine's advisor decides again."""
-        self._end_compiling()
+        self._first_use.end()
         self._engine.choose_by(None)
         self._engine.plan_copies(0)
         self._plain.end()
@@ -246,9 +251,11 @@ class FitController:
         if self._model() is None or torch.compiler.is_compiling():
             return
         chooser, step = self._chooser, self._chooser.step
-        if not chooser.is_on or self._compiles():
+        if not chooser.is_on or self._first_use.goes_on:
             chooser.skip()
             return
+        if self._phase == "compiling":
+            self._phase = "exploring"
         evaluates = not torch.is_grad_enabled()
         if step.began is not None:
             if evaluates and step.waits:
@@ -492,40 +499,6 @@ class FitController:
         assert self._problem is not None  # a plan has been made
         return self._chooser.times.repriced(self._problem) or self._problem
 
-    # ---------------------------------------------------------------- first use
-
-    def _compile_first(self, model: torch.nn.Module) -> None:
-        # See Note [the first use of a machine] in first_use.py. A limit of bytes may leave no room
-        # for steps without cswap, and a loss is not to depend on the moment at which these end.
-        dtypes = missing(_saved_dtypes(model))
-        if not dtypes:
-            return
-        try:
-            self._compiling = Compiling(dtypes)
-        except OSError as error:
-            log.info("Kernels cannot be compiled beside the training (%s).", error)
-            return
-        self._phase, self._engine.sits_out = "compiling", True
-        log.warning(
-            "Kernels for %s are compiled beside the training, once per machine, for a minute or "
-            "two: steps run without cswap until then. `cswap warm` does it beforehand.",
-            ", ".join(dtypes),
-        )
-
-    def _compiles(self) -> bool:
-        # Whether kernels are still compiled, so that a step runs without cswap.
-        if self._compiling is None:
-            return False
-        if self._compiling.done:
-            self._end_compiling()
-        return self._compiling is not None
-
-    def _end_compiling(self) -> None:
-        compiling, self._compiling = self._compiling, None
-        if compiling is not None:
-            compiling.end()
-            self._phase, self._engine.sits_out = "exploring", False
-
     # -------------------------------------------------------------------- plans
 
     def _begin_with(self, schedule: Schedule) -> None:
@@ -674,14 +647,6 @@ class FitController:
         say("fit: %s; cswap decides as without a goal from here on.", why)
         self._phase, self._priced = "given up", None
         self.remove()
-
-
-def _saved_dtypes(model: torch.nn.Module) -> set[torch.dtype]:
-    # Of the tensors that a step of a model on a CPU is likely to save.
-    found = {x.dtype for x in model.parameters()}
-    if torch.is_autocast_enabled("cpu"):
-        found.add(torch.get_autocast_dtype("cpu"))
-    return {*found, torch.bool, torch.int64}
 
 
 def _of_device(usable: int) -> Asked:

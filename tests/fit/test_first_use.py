@@ -42,7 +42,7 @@ def waiting(monkeypatch, folder):
 
 
 def wait(handle):
-    compiling = handle._fit._compiling
+    compiling = handle._fit._first_use._compiling
     compiling._process.wait()
 
 
@@ -52,14 +52,15 @@ def test_steps_run_without_cswap_until_the_kernels_are_there(waiting, folder, ca
     with cswap.install(model) as handle:
         for _ in range(3):
             assert equal(gradients(model, loss), wanted)
-            assert handle.goal is not None
-            assert handle.goal.phase == "compiling"
+            goal: Any = handle.goal
+            assert goal.phase == "compiling"
         assert handle.stats.packed == 0
         assert "beside the training" in caplog.text
         waiting.touch()
         wait(handle)
         train(handle, model, loss, wanted)
-        assert handle.goal.phase == "obeying"
+        goal = handle.goal
+        assert goal.phase == "obeying"
         assert handle.stats.packed > 0
     marks = [path.name.split("-")[1] for path in folder.glob("compiled-*")]
     assert sorted(marks) == ["bool", "float32", "int64"]
@@ -110,7 +111,7 @@ def test_one_training_compiles_and_the_other_waits(waiting, folder):
         loss, _ = squared(model, torch.randn(64, 64))
         handles.append(cswap.install(model))
         gradients(model, loss)
-    first, second = (handle._fit._compiling for handle in handles)
+    first, second = (handle._fit._first_use._compiling for handle in handles)
     assert first._process is not None
     assert second._process is None
     first.end()  # the first training ends; the second one compiles
@@ -128,7 +129,7 @@ def test_no_process_is_left_behind(waiting):
     loss, _ = squared(model, torch.randn(64, 64))
     handle = cswap.install(model)
     gradients(model, loss)
-    compiling: Any = handle._fit and handle._fit._compiling
+    compiling: Any = handle._fit and handle._fit._first_use._compiling
     handle.remove()
     assert compiling._process.poll() is not None
 
@@ -148,7 +149,7 @@ def test_the_dtype_of_autocast_is_compiled_too(waiting):
     model, x = nn.Sequential(nn.Linear(64, 64), nn.ReLU()), torch.randn(64, 64)
     with cswap.install(model) as handle, torch.autocast("cpu", dtype=torch.bfloat16):
         model(x).sum().backward()
-        compiling: Any = handle._fit and handle._fit._compiling
+        compiling: Any = handle._fit and handle._fit._first_use._compiling
         assert set(compiling._dtypes) == {"bfloat16", "float32", "bool", "int64"}
 
 
