@@ -46,7 +46,7 @@ FIRST_SHARE: Final = {"cpu": 0.5, "cuda": 1.0}
 """Of the allowed time, for the first plan, by kind of device: on a CPU, its prices are of warm
 caches."""
 
-LOOKS: Final = {"cpu": (3, 16), "cuda": (1, 1)}
+LOOKS: Final = {"cpu": (3, 8), "cuda": (1, 1)}
 """Fewest and most looks at a step whose quotients with the steps before decide about the time of
 the next plan, by kind of device: other programs disturb a CPU."""
 
