@@ -38,8 +38,8 @@ class FirstUse:
             return False
         self._engine.sits_out = True
         log.warning(
-            "Kernels for %s are compiled beside the training, once per machine, for a minute or "
-            "two: steps run without cswap until then. `cswap warm` does it beforehand.",
+            "Kernels for %s are compiled beside the training, once per machine, for about a "
+            "minute: steps run without cswap until then. `cswap warm` does it beforehand.",
             ", ".join(dtypes),
         )
         return True
