@@ -95,6 +95,28 @@ class Points(nn.Module):
         return (torch.randn(16, 3, 1024),)
 
 
+class Graph(nn.Module):
+    """Like a graph transformer: keys and values of each edge's ends, 8 edges a node; 68 MiB."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.ModuleList(nn.Linear(64, 64) for _ in "qkv") for _ in "12")
+
+    def forward(self, x, edges):
+        source, target = edges
+        for query, key, value in self.layers:
+            q, k, v = query(x)[target], key(x)[source], value(x)[source]
+            alpha = (q * k).sum(1) / 8
+            weight = (alpha - alpha.max().detach()).exp()
+            total = weight.new_zeros(len(x)).index_add(0, target, weight) + 1e-6
+            mixed = torch.zeros_like(x).index_add(0, target, v * weight[:, None])
+            x = (mixed / total[:, None]).relu()
+        return x.square().mean()
+
+    def batch(self):
+        return torch.randn(4096, 64), torch.randint(4096, (2, 8 * 4096))
+
+
 class Mixed(nn.Module):
     """Autocast copies each weight; there are few activations."""
 
@@ -115,7 +137,7 @@ def perceptron(*widths):
     return nn.Sequential(*(m for n, more in pairs for m in (nn.Linear(n, more), nn.ReLU())))
 
 
-MODELS = {kind.__name__: kind for kind in (Rectified, Recurrent, Recommender, Points, Mixed)}
+MODELS = {kind.__name__: kind for kind in (Rectified, Recurrent, Recommender, Points, Graph, Mixed)}
 
 
 def main(name, options):

@@ -60,8 +60,9 @@ def test_an_activation_of_rectified_numbers_takes_half_of_its_bytes(heap):
 
 
 @pytest.mark.slow
-def test_the_peak_of_a_backward_is_no_higher_than_without(heap):
-    plain, found = heap("Points", "null"), heap("Points", SLOW)
+@pytest.mark.parametrize("model", ["Points", "Graph"])
+def test_the_peak_of_a_backward_is_no_higher_than_without(model, heap):
+    plain, found = heap(model, "null"), heap(model, SLOW)
     # The first step tries chains of operators and codecs; the next ones encode all they can.
     assert max(found["peak"][1:]) <= NOISE * max(plain["peak"])
     assert max(found["between"][1:]) < 0.75 * max(plain["between"])
