@@ -23,6 +23,7 @@ from cswap.fit.schedule import Schedule
 from cswap.fit.solve import has_solver
 from cswap.fit.whole_device import one_device
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
+from cswap.install_hint import SCIPY
 from cswap.log import log
 from cswap.notices import tell_of_options
 from cswap.option_types import SwapOptions  # noqa: TC001 - for typing.get_type_hints
@@ -248,7 +249,7 @@ def _aim(
         if not has_solver():
             log.warning(
                 "No scipy >= 1.12: so no plan limits the time of a step, and every tensor leaves "
-                "that may. Remedy: pip install scipy."
+                f"that may. Remedy: pip install '{SCIPY}'."
             )
             return True
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import re
 import threading
 import time
 from contextlib import nullcontext
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import MOST_SHOWN, shown
 from cswap.errors import BudgetError, ConfigError, HardwareError
+from cswap.install_hint import SCIPY
 from cswap.plan.hardware import load_hardware
 from cswap.plan.policy_tools.problem import Problem, silent
 from cswap.plan.policy_tools.search import interruptible
@@ -46,8 +48,8 @@ POLICIES: Final[dict[str, str]] = {
 }
 """The module of each policy; its function ``solve`` makes the plan."""
 
-NEEDS: Final = {"tvdnn-ilp": "scipy"}
-"""The package that a policy needs, by policy. The extra ``plan`` has it."""
+NEEDS: Final = {"tvdnn-ilp": SCIPY}
+"""The package that a policy needs, by policy, as pip takes it."""
 
 _CHECK: Final = Checks(ConfigError)
 
@@ -86,8 +88,8 @@ def available() -> list[str]:
     return [name for name in POLICIES if _installed(NEEDS.get(name, "cswap"))]
 
 
-def _installed(package: str) -> bool:
-    return importlib.util.find_spec(package) is not None
+def _installed(requirement: str) -> bool:
+    return importlib.util.find_spec(re.split("[<>=!]", requirement)[0]) is not None
 
 
 def plan(
@@ -251,8 +253,8 @@ def _module(policy: str) -> Any:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         known = ", ".join(POLICIES)
         raise ConfigError(f"policy={shown(policy)}: no such policy.{hint} Known: {known}.")
-    if not _installed(package := NEEDS.get(policy, "cswap")):
-        raise ConfigError(f"policy={policy!r}: needs {package}: pip install {package}.")
+    if not _installed(needed := NEEDS.get(policy, "cswap")):
+        raise ConfigError(f"policy={policy!r}: needs {needed}: pip install '{needed}'.")
     return importlib.import_module(POLICIES[policy])
 
 

@@ -14,6 +14,7 @@ from cswap import SwapConfig, api
 from cswap.fit import controller, plain_steps
 from cswap.fit.goal import Asked
 from cswap.fit.pace import Pace
+from cswap.install_hint import SCIPY
 from tests.fit.test_goal_over_a_link import N_BLOCKS, ROWS, WIDTH, Block, machine, saved_bytes, step
 
 __all__ = ["machine"]
@@ -209,7 +210,7 @@ def assert_all_leave(gpu, caplog, message):
 
 def test_without_a_solver_all_leave_and_it_is_said(gpu, monkeypatch, caplog):
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
-    assert_all_leave(gpu, caplog, "pip install scipy")
+    assert_all_leave(gpu, caplog, f"pip install '{SCIPY}'")
 
 
 def test_a_goal_that_cannot_begin_is_no_error(gpu, monkeypatch, caplog):
