@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 GIB: Final = 1 << 30
 
 HEADINGS: Final = (
-    *("model", "method", "peak GiB", "peak of all steps", "step ms", "of plain's"),
-    *("host ms", "link out", "link back", "calls"),
+    *("model", "method", "peak GiB", "predicted", "peak of all steps", "step ms"),
+    *("of plain's", "host ms", "link out", "link back", "calls"),
 )
 
 NOTE: Final = (
     "All figures are simulated: the real engine in virtual time (`python -m bench twin`). Peak: of "
-    "the allocator, in a step that has settled; and with the first steps. Host: of the step, the "
-    "time that the host does not wait. Link: share of the step in which it copies. Calls: of "
-    "Python functions."
+    "the allocator, in a step that has settled; as the goal's plan predicts it; and with the first "
+    "steps. Host: of the step, the time that the host does not wait. Link: share of the step in "
+    "which it copies. Calls: of Python functions."
 )
 
 RESIDUAL_HEADINGS: Final = (
@@ -79,6 +79,8 @@ def _line(row: dict[str, Any], plain_s: float | None) -> list[str]:
     return [
         *start,
         f"{row['peak_bytes'] / GIB:.2f}",
+        # Of a goal alone; files from before this column have no such field.
+        UNKNOWN if row.get("predicted_bytes") is None else f"{row['predicted_bytes'] / GIB:.2f}",
         f"{row['peak_of_all_bytes'] / GIB:.2f}",
         f"{1e3 * step_s:.1f}",
         UNKNOWN if not plain_s else f"{step_s / plain_s:.3f}",

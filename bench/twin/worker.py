@@ -80,6 +80,7 @@ def run(
     fits = method in CSWAP and ("fit" in options or not options)
     steps = [step() for _ in range(n_steps or (N_STEPS_FIT if fits else N_STEPS))]
     timed = sorted(steps[-N_TIMED:], key=lambda s: s["step_s"])
+    goal = None if handle is None else handle.goal
     row = {
         "model": model,
         "method": method,
@@ -88,7 +89,8 @@ def run(
         "peak_of_all_bytes": max(s["peak_bytes"] for s in steps),
         "steps_s": [s["step_s"] for s in steps],
         "cswap": None if handle is None else handle.stats.to_dict(),
-        "goal": None if handle is None or handle.goal is None else str(handle.goal),
+        "goal": None if goal is None else str(goal),
+        "predicted_bytes": None if goal is None else goal.predicted_bytes,
     }
     if draws:
         row["spans"] = cuda.spans

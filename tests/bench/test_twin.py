@@ -138,6 +138,7 @@ def test_every_method_trains(method):
     assert found["step_s"] > 0
     most = options.get("fit", _row("plain")["peak_bytes"])
     assert found["peak_bytes"] <= 1.02 * most, found["goal"]
+    assert (found["predicted_bytes"] is not None) == ("; predicted " in (found["goal"] or ""))
 
 
 @pytest.mark.slow
@@ -192,6 +193,20 @@ def test_the_engine_follows_plans_for_the_trace_of_the_twin():
         assert done["fallbacks_by_reason"] == {}
         assert row["free_host"]["step_s"] == pytest.approx(row["predicted"]["step_s"], rel=0.3)
         assert done["peak_bytes"] == pytest.approx(row["predicted"]["peak_bytes"], rel=0.05)
+
+
+def test_a_row_shows_its_plans_peak_beside_the_counted_one():
+    figures = {"peak_bytes": 3 * GIB, "peak_of_all_bytes": 4 * GIB, "step_s": 0.1, "host_s": 0.05}
+    row = {"model": TINY, "method": "default", "link_s": {"out": 0, "back": 0}, "calls": {}}
+    row |= figures
+    rows = [{**row, "predicted_bytes": 7 * GIB // 2}, {**row, "predicted_bytes": None}, row]
+    document = {"rows": rows, "settings": {"profile": H200.name}}  # the last one is of an old file
+    beside = report.HEADINGS.index("peak GiB")
+    assert report.HEADINGS[beside + 1] == "predicted"
+    found = [line[beside : beside + 2] for line in report.cells(document)]
+    assert found == [["3.00", "3.50"], ["3.00", UNKNOWN], ["3.00", UNKNOWN]]
+    assert all(len(line) == len(report.HEADINGS) for line in report.cells(document))
+    assert [column.header for column in report.table(document).columns] == list(report.HEADINGS)
 
 
 def test_a_prediction_that_is_off_does_not_hold():
