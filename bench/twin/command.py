@@ -26,6 +26,7 @@ from bench.twin.validate import validate
 from cswap.experiments.files.resumable import Partial
 from cswap.experiments.options import Again, names, needs, writable_file
 from cswap.report.terminal import literal
+from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,6 +59,9 @@ def main(
     batches: Annotated[
         bool, typer.Option("--largest", help="The largest batch that an RTX 4090 holds.")
     ] = False,
+    redraw: Annotated[
+        bool, typer.Option("--redraw", help="The picture of --out anew; simulate nothing.")
+    ] = False,
     again: Again = False,
 ) -> None:
     """Simulate training steps on a GPU: no GPU is needed, and nothing depends on this machine."""
@@ -76,6 +80,9 @@ def main(
     wanted = names("--models", models, list(ALL))
     ways = names("--methods", methods, METHODS)
     out = out or (Path("twin-trace.json") if trace else RESULTS / f"{profile}.json")
+    if redraw:
+        _draw(read_object(out, "file"), out, console)
+        return
     writable_file(out)
     if trace:
         same = {"model": wanted[0], "method": ways[0], "profile": profile}
@@ -93,8 +100,13 @@ def main(
     }
     document = partial.finish(rows=simulated, optimum=curves)
     console.print(report.table(document))
+    console.print(literal(f"Written: {out}"))
+    _draw(document, out, console)
+
+
+def _draw(document: dict[str, Any], out: Path, console: Console) -> None:
     report.draw(document, out.with_suffix(".png"))
-    console.print(literal(f"Written: {out}, {out.with_suffix('.png')}"))
+    console.print(literal(f"Written: {out.with_suffix('.png')}"))
 
 
 def _policies(models: str, profile: str, out: Path, console: Console, *, again: bool) -> None:

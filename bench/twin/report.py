@@ -5,15 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.drawing.steps import UNKNOWN, grouped_table
-from bench.twin.methods import CHECKPOINT, DEVICE_GOAL, FIT, PLAIN
+from bench.twin.methods import CHECKPOINT, DEVICE_GOAL, FIT, PLAIN, SELECTIVE
 from bench.twin.models import ALL
 from cswap import chrome_trace as chrome
-from cswap.palette import BLACK, BLUE, GREEN, LIGHT
+from cswap.experiments.labels import place
+from cswap.palette import BLACK, BLUE, GREEN, ORANGE, PURPLE, SKY, VERMILION
 from cswap.report.figure import new_figure, png_of
+from cswap.report.log_axis import plain_ticks
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from matplotlib.axes import Axes
     from rich.table import Table
 
 GIB: Final = 1 << 30
@@ -60,8 +63,33 @@ LARGEST_NOTE: Final = (
 BAR: Final = 0.1
 """Largest share by which a prediction is to be off."""
 
-COLOURS: Final = {PLAIN: BLACK, CHECKPOINT: GREEN, FIT: BLUE, "default": BLUE, DEVICE_GOAL: BLUE}
-MARKERS: Final = {PLAIN: "o", CHECKPOINT: "s", FIT: "D", "default": "v", DEVICE_GOAL: "^"}
+LOOKS: Final = {
+    PLAIN: ("o", BLACK),
+    CHECKPOINT: ("s", GREEN),
+    SELECTIVE: ("P", GREEN),
+    "save_on_cpu": ("X", ORANGE),
+    "TRL's offload": ("X", PURPLE),
+    "default": ("v", BLUE),
+    "raw": ("v", SKY),
+    "int8": ("v", VERMILION),
+    FIT: ("D", BLUE),
+    DEVICE_GOAL: ("^", BLUE),
+}
+"""Marker and colour of a method's point."""
+
+SHORT: Final = {SELECTIVE: "selective", "TRL's offload": "TRL", FIT: "fit=checkpoint"}
+"""Names of methods in the picture, where they are too long for it."""
+
+PANEL: Final = (4.8, 3.3)
+"""Inches of a panel: in one column, its words can be read on a telephone, 390 pixels wide."""
+
+WORDS: Final = 10
+"""Size of the picture's words, in points."""
+
+TICKS: Final = (1, 1.2, 1.5, 2, 3, 5, 10)
+"""Of the times, on a long logarithmic axis: most are little more than plain's."""
+
+BEST: Final = "the best possible (linear program)"
 
 
 def cells(document: dict[str, Any]) -> list[list[str]]:
@@ -187,41 +215,52 @@ def largest(document: dict[str, Any]) -> Table:
 
 def draw(document: dict[str, Any], path: Path) -> None:
     """A panel per model: step time over plain's against the allocator's peak, and the optimum."""
-    models = list(dict.fromkeys(row["model"] for row in document["rows"]))
-    n_rows = -(-len(models) // 3)
-    figure = new_figure(15, 4 * n_rows)
-    panels = figure.subplots(n_rows, 3, squeeze=False).flatten()
-    for model, axes in zip(models, panels, strict=False):
-        rows = [r for r in document["rows"] if r["model"] == model and "failure" not in r]
-        plain_s = next((r["step_s"] for r in rows if r["method"] == PLAIN), None)
-        if not plain_s:
-            continue
-        curve = [p for p in document["optimum"][model] if p["step_s"] is not None]
-        axes.plot(
-            [p["peak_bytes"] / GIB for p in curve],
-            [p["step_s"] / plain_s for p in curve],
-            color=BLACK, lw=1, ls="--", label="the best possible (linear program)",
-        )  # fmt: skip
-        for row in rows:
-            method = row["method"]
-            axes.plot(
-                row["peak_bytes"] / GIB, row["step_s"] / plain_s, ls="", ms=6,
-                marker=MARKERS.get(method, "x"), color=COLOURS.get(method, LIGHT),
-            )  # fmt: skip
-            axes.annotate(
-                method, (row["peak_bytes"] / GIB, row["step_s"] / plain_s),
-                xytext=(4, 4), textcoords="offset points", fontsize=7,
-            )  # fmt: skip
-        axes.set(
-            title=f"{ALL[model].name} (simulated)",
-            xlabel="peak (GiB)",
-            ylabel="step time / plain's",
-        )
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=7)
-    for axes in panels[len(models) :]:
-        axes.set_visible(False)
+    by_model: dict[str, list[dict[str, Any]]] = {}
+    for row in document["rows"]:
+        if "failure" not in row:
+            by_model.setdefault(row["model"], []).append(row)
+    plain_s = {
+        model: row["step_s"]
+        for model, rows in by_model.items()
+        for row in rows
+        if row["method"] == PLAIN
+    }
+    width, height = PANEL
+    figure = new_figure(width, height * max(1, len(plain_s)))
+    panels = figure.subplots(max(1, len(plain_s)), squeeze=False).flatten()
+    for (model, seconds), axes in zip(plain_s.items(), panels, strict=False):
+        _panel(axes, by_model[model], document["optimum"][model], seconds)
+        axes.set_title(f"{ALL[model].name} (simulated)", fontsize=WORDS + 1)
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center")
+    figure.draw_without_rendering()  # lays the panels out: words are placed in pixels
+    for (model, seconds), axes in zip(plain_s.items(), panels, strict=False):
+        points = [(*point(row, seconds), row["method"]) for row in by_model[model]]
+        place(axes, [(x, y, SHORT.get(method, method)) for x, y, method in points], WORDS)
     path.write_bytes(png_of(figure))
+
+
+def _panel(
+    axes: Axes, rows: list[dict[str, Any]], optimum: list[dict[str, Any]], plain_s: float
+) -> None:
+    from matplotlib.ticker import FixedLocator
+
+    curve = [point(one, plain_s) for one in optimum if one["step_s"] is not None]
+    axes.plot(*zip(*curve, strict=True), color=BLACK, lw=1, ls="--", label=BEST)
+    for row in rows:
+        marker, colour = LOOKS[row["method"]]
+        axes.plot(*point(row, plain_s), ls="", ms=7, marker=marker, color=colour)
+    axes.set(yscale="log", xlabel="peak (GiB)", ylabel="step time / plain's")
+    axes.margins(y=0.08)
+    plain_ticks(axes.yaxis)
+    low, high = axes.get_ylim()
+    if high > 3 * low:
+        axes.yaxis.set_major_locator(FixedLocator(TICKS))
+    axes.grid(alpha=0.3)
+
+
+def point(row: dict[str, Any], plain_s: float) -> tuple[float, float]:
+    """Peak in GiB, and step time over plain's."""
+    return row["peak_bytes"] / GIB, row["step_s"] / plain_s
 
 
 def chrome_trace(row: dict[str, Any]) -> dict[str, Any]:

@@ -311,6 +311,12 @@ def test_the_command_writes_rows_a_picture_and_a_trace(tmp_path):
     assert [row["method"] for row in document["rows"]] == ["plain", "checkpoint"]
     assert document["optimum"][TINY][0]["step_s"] <= document["rows"][0]["step_s"]
     assert out.with_suffix(".png").stat().st_size > 0
+    picture = out.with_suffix(".png").read_bytes()
+    out.with_suffix(".png").unlink()
+    result = CliRunner().invoke(app, ["twin", "--redraw", "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert out.with_suffix(".png").read_bytes() == picture
+    assert json.loads(out.read_text()) == document
     result = CliRunner().invoke(app, [*few, str(drawn), "--trace"])
     assert result.exit_code == 0, result.output
     assert json.loads(drawn.read_text())["otherData"]["method"] == "plain"

@@ -103,10 +103,11 @@ def drawn(monkeypatch):
 
     import bench.advisor.report
     import bench.drawing.steps
+    import bench.twin.report
     import cswap.experiments.accuracy.pictures
 
     for module in (
-        *(plots, bench.advisor.report, bench.drawing.steps),
+        *(plots, bench.advisor.report, bench.drawing.steps, bench.twin.report),
         cswap.experiments.accuracy.pictures,
     ):
         monkeypatch.setattr(module, "png_of", keep)
@@ -142,6 +143,33 @@ def test_pictures_of_the_committed_results_are_legible(tmp_path, monkeypatch, dt
     assert len(figures) == n_codecs + 3
     for figure in figures:
         check(figure)
+
+
+TWIN = sorted((ROOT / "bench" / "results" / "twin").glob("*.png"))
+
+
+@pytest.mark.parametrize("drawing", TWIN, ids=lambda path: path.stem)
+def test_pictures_of_the_twin_are_legible_on_a_telephone(tmp_path, monkeypatch, drawing):
+    import bench.twin.report
+
+    figures = drawn(monkeypatch)
+    document = json.loads(drawing.with_suffix(".json").read_text())
+    bench.twin.report.draw(document, tmp_path / "twin.png")
+    (figure,) = figures
+    check(figure)
+    for panel, model in zip(figure.axes, document["optimum"], strict=True):
+        words = [row["method"] for row in document["rows"] if row["model"] == model]
+        assert len(panel.texts) == len(words)
+    check_on_a_telephone(figure)
+
+
+def check_on_a_telephone(figure):
+    """Words of at least 10 pixels' size, where the picture is 390 pixels wide."""
+    from matplotlib.text import Text
+
+    pixels = 390 / figure.get_figwidth()  # of an inch
+    words = [text for text in figure.findobj(Text) if text.get_text() and text.get_visible()]
+    assert min(text.get_fontsize() for text in words) / 72 * pixels >= 10
 
 
 def test_colours_stand_in_one_file():
