@@ -6,7 +6,7 @@ A table stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``; a stale one fai
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
@@ -14,7 +14,7 @@ from bench.accuracy import schedule
 from bench.codecs import tables as codec_report
 from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
-from bench.pages import decision_tables, gpu_tables, step_tables, twin_tables
+from bench.pages import decision_tables, first_picture, gpu_tables, step_tables, twin_tables
 from bench.pages import experiment_tables as experiments
 from bench.pages.committed import RESULTS
 from bench.pages.committed import as_markdown as _markdown
@@ -25,6 +25,9 @@ from bench.pages.versions import versions_table
 from bench.papers.report import HEADINGS, networks, summary
 from cswap.experiments.files.environment import ROOT
 from cswap.schema.reading import read_object
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 PAGES: Final = (
     ROOT / "README.md",
@@ -45,7 +48,7 @@ PAGES: Final = (
 PICTURES: Final = {
     RESULTS / "advisor.png": ROOT / "docs" / "advisor.png",
     RESULTS / "swap.png": ROOT / "docs" / "swap.png",
-    RESULTS / "fit.png": ROOT / "docs" / "fit.png",
+    RESULTS / "fit.png": ROOT / "docs" / "fit-cpu.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
     RESULTS.parent / "twin" / "h200-pcie5.png": ROOT / "docs" / "twin-h200.png",
     RESULTS / "papers.png": ROOT / "docs" / "papers.png",
@@ -56,6 +59,9 @@ PICTURES: Final = {
     },
 }
 """Committed pictures, and the paths of their copies in docs."""
+
+FIRST_PICTURE: Final = ROOT / "docs" / "fit.png"
+"""Drawn from several result files."""
 
 
 def codec_pictures() -> str:
@@ -159,13 +165,20 @@ def main(
         text = page.read_text()
         new = filled(text)
         if new != text and check:
-            typer.echo(f"{page.name} is stale: run `python -m bench readme`.", err=True)
-            raise typer.Exit(1)
+            _stale(page)
         page.write_text(new)
     for source, target in PICTURES.items():
         data = source.read_bytes() if source.exists() else b""
         if data and check and (not target.exists() or target.read_bytes() != data):
-            typer.echo(f"{target.name} is stale: run `python -m bench readme`.", err=True)
-            raise typer.Exit(1)
+            _stale(target)
         if data and not check:
             target.write_bytes(data)
+    if first_picture.is_stale(FIRST_PICTURE) and check:
+        _stale(FIRST_PICTURE)
+    if not check:
+        first_picture.draw(FIRST_PICTURE)
+
+
+def _stale(path: Path) -> NoReturn:
+    typer.echo(f"{path.name} is stale: run `python -m bench readme`.", err=True)
+    raise typer.Exit(1)

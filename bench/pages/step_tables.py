@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from bench.drawing.steps import MIB
 from bench.fit import report as fit_report
+from bench.fit.measure import FIT, OFF
 from bench.frameworks import report as frameworks_report
 from bench.inlined import report as inlined_report
 from bench.pages.committed import as_markdown, load, where
@@ -25,15 +26,8 @@ class _Report(Protocol):
     def cells(self, document: dict[str, Any], /) -> Iterable[list[str]]: ...
 
 
-_WAYS: Final = {
-    "off": "plain",
-    "remat": "cswap, the one line: `cswap.install(model)`",
-    "checkpoint": "`torch.utils.checkpoint`, every block",
-}
-"""The demo's ways that the first table has, as a reader would write them."""
-
 TRANSFORMER: Final = "gpt6"
-"""The model of the first table, in the demo's results and in those of memory goals."""
+"""The model of the first table and picture."""
 
 
 def demo_table() -> str:
@@ -58,41 +52,37 @@ def demo_table() -> str:
 
 
 def transformer_table() -> str:
-    """The demo's GPT: plain, with cswap, and with checkpointing. The table of README and home."""
-    demo, fit = load("demo.json"), load("fit.json")
-    rows = [
-        (_WAYS[r["mode"]], r["peak_saved_bytes"], r["step_time_rel"], r["bit_equal"])
-        for r in demo["rows"]
-        if r["model"] == TRANSFORMER and r["mode"] in _WAYS
-    ]
-    rows.append(_smallest_goal([r for r in fit["rows"] if r["model"] == TRANSFORMER]))
-    plain_bytes = rows[0][1]
-    cells = [
-        [
-            way,
-            f"{nbytes / MIB:.1f}",
-            f"{nbytes / plain_bytes:.0%}",
-            f"{time:.2f}",
-            "equal" if bits else "differ",
-        ]
-        for way, nbytes, time, bits in sorted(rows, key=lambda row: -row[1])
-    ]
+    """A GPT in each goal that was held: the table of README and home page."""
+    data = load("fit.json")
+    rows = [r for r in data["rows"] if r["model"] == TRANSFORMER]
+    resident_bytes = _resident_bytes(rows)
+    plain_bytes = next(r["peak_bytes"] for r in rows if r["method"] == OFF) - resident_bytes
+    cells = []
+    for r in rows:
+        saved_bytes = (r["peak_bytes"] or 0) - resident_bytes
+        if r["held"] is not False and r["time_of_off"] is not None:
+            share = f"{saved_bytes / plain_bytes:.0%}"
+            figures = [f"{saved_bytes / MIB:.1f}", share, f"{r['time_of_off']:.2f}"]
+            cells.append([_way(r), *figures, "equal" if r["bit_equal"] else "differ"])
     headings = ["training step", "saved MiB at peak", "of plain's", "time / plain's", "gradients"]
-    goal = where(fit, "fit.json").removesuffix(".")
-    files = f"{where(demo, 'demo.json')} {goal} (the goal)."
-    return f"{as_markdown(headings, cells)}\n\n{files}"
+    return f"{as_markdown(headings, cells)}\n\n{where(data, 'fit.json')}"
 
 
-def _smallest_goal(rows: list[dict[str, Any]]) -> tuple[str, float, float, bool]:
-    # Of the goals that were held: how, saved bytes at the peak, time over plain's, and bits. Its
-    # peak includes parameters and optimizer state, which two goals tell.
-    goals = [r for r in rows if r["method"] == "fit"]
+def _resident_bytes(rows: list[dict[str, Any]]) -> float:
+    # Of parameters and optimizer state, which peaks and goals include: two goals tell.
+    goals = [r for r in rows if r["method"] == FIT]
     small, large = (f(goals, key=lambda r: r["share"]) for f in (min, max))
     saved_bytes = (large["goal_bytes"] - small["goal_bytes"]) / (large["share"] - small["share"])
-    resident_bytes = large["goal_bytes"] - large["share"] * saved_bytes
-    r = min((r for r in goals if r["held"]), key=lambda r: r["share"])
-    way = f"cswap, a goal of {r['share']:.0%}: `cswap.install(model, fit=...)`"
-    return way, r["peak_bytes"] - resident_bytes, r["time_of_off"], r["bit_equal"]
+    return float(large["goal_bytes"] - large["share"] * saved_bytes)
+
+
+def _way(row: dict[str, Any]) -> str:
+    if row["method"] == OFF:
+        return "plain"
+    way = "`cswap.install(model, fit=...)`"
+    if row["method"] != FIT:
+        way = f"`torch.utils.checkpoint`, {row['how']}"
+    return f"a goal of {row['share']:.0%}: {way}"
 
 
 def swap_table() -> str:
@@ -102,7 +92,8 @@ def swap_table() -> str:
 
 def fit_table() -> str:
     """Memory goals, held by cswap and by checkpointing."""
-    return _reported("fit", fit_report, "step time over off's against the peak of memory")
+    picture = "step time over off's against the peak of memory"
+    return _reported("fit", fit_report, picture, "fit-cpu.png")
 
 
 def inlined_table() -> str:
@@ -125,9 +116,9 @@ def _workloads(name: str) -> str:
     return f"{summary}\n\n{_reported(name, frameworks_report)}"
 
 
-def _reported(name: str, report: _Report, picture: str = "") -> str:
-    # The picture of that name, if it is described; the table; the notes.
+def _reported(name: str, report: _Report, picture: str = "", file: str = "") -> str:
+    # The picture, if it is described, of that name or in that file; the table; the notes.
     data = load(f"{name}.json")
-    shown = f"![{picture}]({name}.png)\n\n" if picture else ""
+    shown = f"![{picture}]({file or f'{name}.png'})\n\n" if picture else ""
     table = as_markdown(report.HEADINGS, list(report.cells(data)))
     return f"{shown}{table}\n\n{report.NOTE} {where(data, f'{name}.json')}"

@@ -35,8 +35,14 @@ def png_of(figure: Figure) -> bytes:
     return image_of(figure, "png")
 
 
-def image_of(figure: Figure, kind: str) -> bytes:
-    """The figure as a file. Args: kind: "png" or "svg"."""
+def image_of(figure: Figure, kind: str, texts: dict[str, str] | None = None) -> bytes:
+    """The figure as a file.
+
+    Args:
+        figure: what is drawn.
+        kind: "png" or "svg".
+        texts: kept in the file by name, and not shown.
+    """
     out = io.BytesIO()
-    figure.savefig(out, dpi=120, format=kind)
+    figure.savefig(out, dpi=120, format=kind, metadata=texts)
     return out.getvalue()

@@ -172,6 +172,20 @@ def check_on_a_telephone(figure):
     assert min(text.get_fontsize() for text in words) / 72 * pixels >= 10
 
 
+def test_the_first_picture_is_legible_on_a_telephone(tmp_path, monkeypatch):
+    from bench.pages import first_picture
+
+    figures = []
+    monkeypatch.setattr(first_picture, "image_of", lambda f, *_: figures.append(f) or b"")
+    first_picture.draw(tmp_path / "fit.png")
+    (figure,) = figures
+    check(figure)
+    check_on_a_telephone(figure)
+    cpu, gpu = figure.axes
+    assert "measured" in cpu.get_title()
+    assert "simulated" in gpu.get_title()
+
+
 def test_colours_stand_in_one_file():
     own = ROOT / "cswap" / "palette.py"
     for folder in ("cswap", "bench"):

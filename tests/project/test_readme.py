@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import pytest
 
@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import bench.pages.readme
 from bench.__main__ import app
 from bench.drawing.steps import MIB
-from bench.pages import step_tables
+from bench.pages import first_picture, step_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -32,6 +32,7 @@ def test_a_stale_table_is_noticed_and_made_anew(tmp_path, monkeypatch):
     page, text = tmp_path / "README.md", README.read_text()
     monkeypatch.setattr(bench.pages.readme, "PAGES", (page,))
     monkeypatch.setattr(bench.pages.readme, "PICTURES", {})
+    monkeypatch.setattr(bench.pages.readme, "FIRST_PICTURE", tmp_path / "fit.png")
     page.write_text(text.replace("| plain |", "| plane |", 1))
     done = CliRunner().invoke(app, ["readme", "--check"])
     assert done.exit_code == 1
@@ -47,11 +48,27 @@ def test_a_stale_picture_is_noticed(tmp_path, monkeypatch):
     shown.write_bytes(b"old")
     monkeypatch.setattr(bench.pages.readme, "PAGES", ())
     monkeypatch.setattr(bench.pages.readme, "PICTURES", {drawn: shown})
+    monkeypatch.setattr(bench.pages.readme, "FIRST_PICTURE", tmp_path / "fit.png")
     done = CliRunner().invoke(app, ["readme", "--check"])
     assert done.exit_code == 1
     assert "shown.png is stale" in done.output
     assert CliRunner().invoke(app, ["readme"]).exit_code == 0
     assert shown.read_bytes() == b"new"
+
+
+def test_a_first_picture_of_other_results_is_noticed(tmp_path, monkeypatch):
+    shown, results = tmp_path / "fit.png", tmp_path / "fit.json"
+    monkeypatch.setattr(bench.pages.readme, "PAGES", ())
+    monkeypatch.setattr(bench.pages.readme, "PICTURES", {})
+    monkeypatch.setattr(bench.pages.readme, "FIRST_PICTURE", shown)
+    assert CliRunner().invoke(app, ["readme"]).exit_code == 0
+    assert shown.read_bytes().startswith(b"\x89PNG")
+    assert CliRunner().invoke(app, ["readme", "--check"]).exit_code == 0
+    results.write_text(first_picture.ON_A_CPU.read_text() + "\n")
+    monkeypatch.setattr(first_picture, "ON_A_CPU", results)
+    done = CliRunner().invoke(app, ["readme", "--check"])
+    assert done.exit_code == 1
+    assert "fit.png is stale" in done.output
 
 
 def marked(text):
@@ -188,36 +205,106 @@ def test_what_the_readme_says_of_the_h200_is_so():
     assert round(ms / plain_ms["ResNet-50"]) == 5
 
 
-def test_the_first_table_has_four_ways_and_counts_saved_bytes_alone(monkeypatch):
-    made_by = {"command": "c", "cpu": "x", "n_cpus": 2, "versions": {"torch": "2"}}
-    demo = [
-        {"mode": mode, "peak_saved_bytes": MIB * saved, "step_time_rel": 1.0, "bit_equal": True}
-        for mode, saved in (("off", 40), ("remat", 25), ("int8", 8), ("checkpoint", 10))
+def first_part(page):
+    """What stands before the page's first code: its links as from the folder docs."""
+    text = page.read_text("utf-8").split("## Five lines")[0].split("```")[0]
+    return " ".join(text.replace("(docs/", "(").split())
+
+
+def test_readme_and_home_page_begin_alike():
+    readme, home = (first_part(page) for page in (README, ROOT / "docs" / "index.md"))
+    shown = re.sub(r'<img src="docs/([^"]+)" width="\d+" alt="([^"]+)">', r"![\2](\1)", readme)
+    assert shown == home
+    assert re.search(r"!\[[^]]+\]\((.+?)\)", home)[1] == bench.pages.readme.FIRST_PICTURE.name
+
+
+def cpu_goals():
+    """Rows of the first table's model: of cswap and of checkpointing, by goal."""
+    rows = [
+        row
+        for row in json.loads(first_picture.ON_A_CPU.read_text("utf-8"))["rows"]
+        if row["model"] == step_tables.TRANSFORMER
     ]
-    # Beside 100 MiB that are resident, 40 % of 40 MiB. A goal that was not held is none.
+    mine, its = (
+        {row["share"]: row for row in rows if row["method"] == method}
+        for method in ("fit", "checkpoint")
+    )
+    assert len(mine) > 1
+    assert set(mine) == set(its)
+    return [(mine[share], its[share]) for share in mine]
+
+
+def twin_goals(file):
+    """Rows of each model: of cswap's goal at checkpointing's peak, and of checkpointing."""
+    by_model: dict[str, dict[str, Any]] = {}
+    for row in json.loads((ROOT / "bench/results/twin" / file).read_text("utf-8"))["rows"]:
+        by_model.setdefault(row["model"], {})[row["method"]] = row
+    return {
+        model: (ways["fit=checkpoint's peak"], ways["checkpoint"])
+        for model, ways in by_model.items()
+    }
+
+
+def test_at_every_goal_of_the_first_picture_cswap_takes_less_time():
+    words = "At every goal, a median step takes less time with cswap than with PyTorch's check"
+    assert all(words in first_part(page) for page in (README, ROOT / "docs" / "index.md"))
+    for mine, its in cpu_goals():
+        assert mine["held"]
+        assert its["held"]
+        assert mine["time_of_off"] < its["time_of_off"], mine["share"]
+    mine, its = twin_goals(first_picture.ON_A_GPU.name)[first_picture.GPU_MODEL]
+    assert mine["peak_bytes"] <= its["peak_bytes"]
+    assert mine["step_s"] < its["step_s"]
+
+
+def test_what_the_readme_says_below_its_table_is_so():
+    text = " ".join(README.read_text("utf-8").split())
+    assert "At each, checkpointing held fewer bytes than cswap, and took more time." in text
+    for mine, its in cpu_goals():
+        assert its["peak_bytes"] < mine["peak_bytes"]
+        assert its["time_of_off"] > mine["time_of_off"]
+
+
+def test_what_the_page_says_of_goals_on_the_twin_is_so():
+    text = " ".join((ROOT / "docs" / "twin.md").read_text("utf-8").split())
+    files = ("h200-pcie5.json", "h200-more-models.json")
+    found = {model: pair for file in files for model, pair in twin_goals(file).items()}
+    quotients = {model: mine["step_s"] / its["step_s"] for model, (mine, its) in found.items()}
+    assert "each of the nine models takes less time than with checkpointing" in text
+    assert len(quotients) == 9
+    assert max(quotients.values()) < 1
+    assert "GPT-2 medium gains the least" in text
+    assert max(quotients, key=quotients.__getitem__) == "gpt2-medium"
+
+
+def test_the_first_table_has_each_goal_that_was_held_and_counts_saved_bytes_alone(monkeypatch):
+    made_by = {"command": "c", "cpu": "x", "n_cpus": 2, "versions": {"torch": "2"}}
+    # Beside 100 MiB that are resident, shares of 40 MiB. A goal that was not held is none.
     held = {"held": True, "time_of_off": 1.2, "bit_equal": True, "how": "2 of 4 blocks"}
     missed = {**held, "held": False}
-    fit = [
-        {"share": None, "method": "off", "goal_bytes": None, **held, "held": None},
-        {"share": 0.5, "method": "fit", "goal_bytes": 120 * MIB, "peak_bytes": 116 * MIB, **held},
-        {"share": 0.5, "method": "checkpoint", "goal_bytes": 120 * MIB, "peak_bytes": 0, **held},
-        {"share": 0.25, "method": "fit", "goal_bytes": 110 * MIB, "peak_bytes": 0, **missed},
+    never = {**held, "held": None, "time_of_off": None, "how": "cannot be reached"}
+    half, quarter = ({"share": s, "goal_bytes": (100 + 40 * s) * MIB} for s in (0.5, 0.25))
+    rows = [
+        {**held, "share": None, "method": "off", "peak_bytes": 140 * MIB, "held": None},
+        {**half, "method": "fit", "peak_bytes": 116 * MIB, **held},
+        {**half, "method": "checkpoint", "peak_bytes": 110 * MIB, **held},
+        {**quarter, "method": "fit", "peak_bytes": 111 * MIB, **missed},
+        {**quarter, "method": "checkpoint", "peak_bytes": None, **never},
     ]
-    files = {"demo.json": demo, "fit.json": fit}
-    monkeypatch.setattr(
-        step_tables,
-        "load",
-        lambda name: {
-            "rows": [{"model": step_tables.TRANSFORMER, **row} for row in files[name]],
+    files = {
+        "fit.json": {
+            "rows": [{"model": step_tables.TRANSFORMER, **row} for row in rows],
             "environment": made_by,
-        },
+        }
+    }
+    monkeypatch.setattr(step_tables, "load", files.__getitem__)
+    (_, _, *lines), below = (
+        part.splitlines() for part in step_tables.transformer_table().split("\n\n")
     )
-    _, _, *rows = step_tables.transformer_table().split("\n\n")[0].splitlines()
-    cells = [row.strip("| ").split(" | ") for row in rows]
-    assert [(c[0].split()[0], *c[1:3]) for c in cells] == [
+    cells = [line.strip("| ").split(" | ") for line in lines]
+    assert [tuple(c[:3]) for c in cells] == [
         ("plain", "40.0", "100%"),
-        ("cswap,", "25.0", "62%"),
-        ("cswap,", "16.0", "40%"),
-        ("`torch.utils.checkpoint`,", "10.0", "25%"),
+        ("a goal of 50%: `cswap.install(model, fit=...)`", "16.0", "40%"),
+        ("a goal of 50%: `torch.utils.checkpoint`, 2 of 4 blocks", "10.0", "25%"),
     ]
-    assert "a goal of 50%" in cells[2][0]
+    assert below == ["Measured by `c` on x, 2 cores, torch 2; file: `bench/results/cpu/fit.json`."]
