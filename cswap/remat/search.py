@@ -205,7 +205,8 @@ class Search:
             self._passes += DROPOUT_PASSES
         if row.kind == "product":
             self._product = True
-            if self._layout.device.type == "cuda" and torch.backends.cudnn.benchmark:
+            on_gpu = self._layout.device.type == "cuda"
+            if row.name == "convolution" and on_gpu and torch.backends.cudnn.benchmark:
                 raise NotFoundError  # another kernel may be the fastest next time
         if row.extra:
             constants += self._extra(node, number, row, strides, level)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+
+from cswap.remat.finder import Finder
+from cswap.remat.record import Layout
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -142,6 +147,23 @@ def test_the_precision_of_forward_counts(engine):
     finally:
         torch.set_float32_matmul_precision(before)
     assert [r.settings.precision for r in engine.remats if r.formula.product] == ["medium"]
+
+
+@pytest.mark.parametrize(("name", "found"), [("linear", "addmm"), ("convolution", None)])
+def test_of_products_cudnn_tunes_convolutions_only(name, found, engine, monkeypatch):
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    _, make, sizes = MODULES[name]
+    finder = Finder(products=True)
+    with engine.hooks():
+        y = make()(torch.randn(*sizes, requires_grad=True))
+    assert finder.find(y) is not None
+
+    def of(tensor):
+        return replace(Layout.of(tensor), device=torch.device("cuda"))
+
+    monkeypatch.setattr("cswap.remat.search.Layout", SimpleNamespace(of=of))
+    remat = finder.find(y)
+    assert (remat and remat.formula.operator) == found
 
 
 def test_a_precision_that_torch_does_not_tell(engine, monkeypatch):
