@@ -6,6 +6,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.drawing.steps import MIB, add_point
+from bench.fit import measure
 from bench.fit import report as fit
 from bench.pages.committed import RESULTS
 from bench.pages.step_tables import TRANSFORMER
@@ -66,14 +67,18 @@ def _digest() -> str:
 
 
 def _cpu_panel(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    names = {fit.OFF: WAYS[PLAIN], fit.FIT: GOAL, fit.CHECKPOINT: CHECKPOINTING}
+    names = {
+        measure.OFF: WAYS[PLAIN],
+        measure.FIT: GOAL,
+        measure.CHECKPOINT: CHECKPOINTING,
+    }
     for row in rows:
         method = row["method"]
         if row["model"] != TRANSFORMER or row["time_of_off"] is None:
             continue
         look = {"marker": fit.MARKERS[method], "colour": fit.COLOURS[method]}
         add_point(axes, row, row["peak_bytes"], label=names[method], **look)
-        if method == fit.FIT:
+        if method == measure.FIT:
             _goal_line(axes, row["goal_bytes"] / MIB)
     axes.set(title="A GPT of six blocks on a CPU (measured)", xlabel="peak (MiB)")
 
