@@ -197,8 +197,8 @@ def test_the_engine_follows_plans_for_the_trace_of_the_twin():
 
 def test_a_row_shows_its_plans_peak_beside_the_counted_one():
     figures = {"peak_bytes": 3 * GIB, "peak_of_all_bytes": 4 * GIB, "step_s": 0.1, "host_s": 0.05}
-    row = {"model": TINY, "method": "default", "link_s": {"out": 0, "back": 0}, "calls": {}}
-    row |= figures
+    link_s = {"out": 0, "back": 0}
+    row = {"model": TINY, "method": "default", **figures, "link_s": link_s, "calls": {}}
     rows = [{**row, "predicted_bytes": 7 * GIB // 2}, {**row, "predicted_bytes": None}, row]
     document = {"rows": rows, "settings": {"profile": H200.name}}  # the last one is of an old file
     beside = report.HEADINGS.index("peak GiB")
