@@ -176,7 +176,12 @@ def test_the_first_picture_is_legible_on_a_telephone(tmp_path, monkeypatch):
     from bench.pages import first_picture
 
     figures = []
-    monkeypatch.setattr(first_picture, "image_of", lambda f, *_: figures.append(f) or b"")
+
+    def keep(figure, *_):
+        figures.append(figure)
+        return b""
+
+    monkeypatch.setattr(first_picture, "image_of", keep)
     first_picture.draw(tmp_path / "fit.png")
     (figure,) = figures
     check(figure)
