@@ -13,7 +13,11 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import cswap
 from cswap import hook_stack
@@ -521,6 +525,37 @@ def test_checkpoint_inside_and_around(swapping, reentrant, around):
         with swapping():
             found = gradients(inner)
     assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:.*respect_saved_tensors_hooks.*")
+def test_what_selective_checkpointing_keeps_is_not_seen(swapping):
+    net = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh())
+    x = leaf(32, 64)
+    kept = []
+
+    def policy(_context, operator, *_args, **_kwargs):
+        kept.append(operator is torch.ops.aten.addmm.default)
+        return CheckpointPolicy.MUST_SAVE if kept[-1] else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def gradients():
+        net.zero_grad()
+        y = checkpoint(
+            net,
+            x,
+            use_reentrant=False,
+            context_fn=lambda: create_selective_checkpoint_contexts(policy),
+        )
+        y.square().sum().backward()
+        return [p.grad.clone() for p in net.parameters() if p.grad is not None]
+
+    expected = gradients()
+    kept.clear()
+    with swapping() as engine:
+        found = gradients()
+    assert sum(kept) == 2  # as many products are kept
+    # The argument and the square's; of the region nothing.
+    assert engine.stats.packed == 2
+    assert all(map(torch.equal, found, expected))
 
 
 def test_h26_with_save_on_cpu_inside_and_outside(swapping):
