@@ -203,6 +203,45 @@ def test_what_the_readme_says_of_the_h200_is_so():
     which = " ".join((ROOT / "docs" / "which.md").read_text("utf-8").split())
     assert "A step of ResNet-50 took five times as long" in which
     assert round(ms / plain_ms["ResNet-50"]) == 5
+    page = " ".join((ROOT / "docs" / "benchmarks.md").read_text("utf-8").split())
+    assert "on GPT-2 small each of its peaks is above those of checkpointing, `save_on" in page
+    assert "each of its steps is longer than checkpointing's. On ResNet-50 its peak is the" in page
+    assert "its step is about four times checkpointing's." in page
+    assert round(ms / rows["ResNet-50"]["checkpoint"][1]) == 4
+
+
+def test_what_decisions_says_of_the_default_on_a_gpu_is_so():
+    text = " ".join((ROOT / "docs" / "decisions.md").read_text("utf-8").split())
+    rows = json.loads((ROOT / "bench/results/twin/h200-pcie5.json").read_text("utf-8"))["rows"]
+
+    def of_plain(method: str, figure: str) -> str:
+        found = {
+            way: [row[figure] for row in rows if row["method"] == way] for way in ("plain", method)
+        }
+        first, second, third = (
+            f"{mine / plain:.2f}" for mine, plain in zip(found[method], found["plain"], strict=True)
+        )
+        return f"{first}, {second} and {third}"
+
+    peaks, times = of_plain("default", "peak_bytes"), of_plain("default", "step_s")
+    device = 'fit="device"'
+    assert f"the default's peaks are {peaks} of the plain step's (GPT-2 small, Res" in text
+    assert f"Llama blocks) at {times} of its time;" in text
+    assert of_plain(device, "peak_bytes") == "1.00, 1.00 and 1.00"
+    assert f"has 1.00 of each peak, at {of_plain(device, 'step_s')} (`bench" in text
+
+
+def test_benchmarks_names_the_models_that_gain_little():
+    text = (ROOT / "docs" / "benchmarks.md").read_text("utf-8")
+    named = re.findall(r"^- \*\*`([\w-]+)`: ", text, re.MULTILINE)
+    rows = [
+        row
+        for name in ("workloads", "workloads-second")
+        for row in json.loads((ROOT / f"bench/results/cpu/{name}.json").read_text("utf-8"))["rows"]
+        if row["way"] == "cswap"
+    ]
+    above = [r for r in rows if min(r["held_of_plain"], r["peak_of_plain"]) > 0.75]
+    assert sorted(named) == sorted(row["workload"] for row in above)
 
 
 def first_part(page):
