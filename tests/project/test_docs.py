@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from cswap.advisor.advisor import EARLY
 from cswap.advisor.cheapest import HYSTERESIS, MARGIN
 from cswap.advisor.pricing import PRICINGS
 from cswap.codecs import registry
+from cswap.install_hint import to_install
 from cswap.stats.keep_reasons import REASONS, Reason
 from cswap.stats.stats import Stats
 
@@ -25,6 +27,8 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 TEXTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES]
+
+STYLES = "stylesheets/code.css"
 
 named = pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
 
@@ -78,6 +82,13 @@ def test_the_pages_build_without_a_warning(site):
     assert "<p>|" not in measured  # a folded table that was not read as one
     assert "content.code.copy" in measured
     assert measured.count('name="__palette"') == 3  # light, dark, as the system
+    # Our rules for code come after the theme's, which break it at any letter.
+    sheets = re.findall(r'<link rel="stylesheet" href="([^"]+)"', measured)
+    assert sheets[-1] == f"../{STYLES}"
+    theme = "".join(path.read_text("utf-8") for path in (folder / "site").rglob("main.*.css"))
+    assert re.search(r"\.md-typeset code\{[^}]*word-break:break-word", theme)
+    ours = (folder / "site" / STYLES).read_text("utf-8")
+    assert re.search(r"\.md-typeset code \{\s*word-break: normal;", ours)
 
 
 @pytest.mark.slow
@@ -101,6 +112,50 @@ def test_every_page_is_in_the_navigation():
     overview = (DOCS / "index.md").read_text("utf-8")
     top = {str(p.relative_to(DOCS)) for p in PAGES if p.parent == DOCS} - {"index.md"}
     assert set(re.findall(r"\]\(([\w-]+\.md)\)", overview)) == top
+
+
+def test_the_site_has_rules_for_the_width_of_a_phone():
+    yaml = pytest.importorskip("yaml")
+    assert yaml.safe_load((ROOT / "mkdocs.yml").read_text("utf-8"))["extra_css"] == [STYLES]
+    rules = (DOCS / STYLES).read_text("utf-8")
+    assert re.search(r"^\.md-typeset code \{\n  word-break: normal;", rules, re.MULTILINE)
+    table = r"^\.md-typeset table code \{\n  overflow-wrap: normal;"
+    assert re.search(table, rules, re.MULTILINE)
+
+
+# How cswap is installed.
+
+
+def test_pages_install_from_a_checkout_and_say_it_in_one_way():
+    tomllib = pytest.importorskip("tomllib")  # Python 3.11
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    extras = map(to_install, project["optional-dependencies"])
+    ways = {"pip install .", *(way.partition(" in a ")[0] for way in extras)}
+    commands = {
+        (path.name, re.split(r"\s+#", span)[0])
+        for path in TEXTS
+        for span in spans(path)
+        if span.startswith("pip install ")
+    }
+    assert {one for one in commands if one[1] not in ways} == {
+        ("getting-started.md", 'pip install "cswap[host] @ git+URL"'),
+        ("add-a-codec.md", "pip install hypothesis"),
+    }
+    assert "`URL` is a placeholder" in (DOCS / "getting-started.md").read_text("utf-8")
+    first = code_blocks(ROOT / "README.md", "")[0]
+    assert first.startswith("pip install . ")
+    assert code_blocks(DOCS / "index.md", "")[0] == first
+
+
+def test_the_size_of_an_installation_is_the_recorded_one():
+    text = " ".join((DOCS / "getting-started.md").read_text("utf-8").split())
+    found = json.loads((DOCS / "installed-sizes.json").read_text("utf-8"))
+    assert found["command"] == " ".join(["du -sm", *found["mib"]])
+    mib = {name: found["mib"][name] + found["mib"].get(f"{name}.libs", 0) for name in found["mib"]}
+    assert (
+        f"takes {mib['llvmlite']} MiB for llvmlite, {mib['numba']} for Numba, {mib['scipy']} for "
+        f"scipy and {mib['numpy']} for NumPy" in text
+    )
 
 
 # What pages name exists.
@@ -261,6 +316,7 @@ def run_page(monkeypatch, tmp_path, forget_codecs):
 def test_getting_started_runs(run_page, capsys):
     names = run_page("getting-started.md")
     assert names["handle"].stats.swapped > 0
+    assert len(names["curve"].points) > 2
     assert "kept: parameter" in capsys.readouterr().out
     assert Path("stats.json").is_file()
     assert Path("step.json").is_file()
