@@ -27,9 +27,9 @@ from typing import TYPE_CHECKING, Final
 import llvmlite.binding
 import numba
 
-import cswap_kernels
 from cswap.log import log
 from cswap.schema.tensor import dtype_name
+from cswap_kernels import jit
 from cswap_kernels.jit import numba_folder
 
 if TYPE_CHECKING:
@@ -134,6 +134,6 @@ def _stamp() -> str:
     # See the Note.
     found = hashlib.sha256(f"{numba.__version__} {sys.version} {sys.prefix}".encode())
     found.update(llvmlite.binding.get_host_cpu_name().encode())
-    for source in sorted(Path(cswap_kernels.__path__[0]).glob("*.py")):
+    for source in sorted(Path(jit.__file__).parent.glob("*.py")):
         found.update(source.read_bytes())
     return found.hexdigest()[:12]
