@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from cswap.advisor.live_costs import KEEP, REMAT
@@ -28,25 +29,31 @@ class Search:
         self.problem = problem
         self.ways = {i: _kept(s.ways) for i, s in enumerate(problem.saved)}
         self._left: set[tuple[int, Way]] = set()  # no tensor returns to a way: the search ends
-        self.total = sum(
-            (problem.bytes_of(i, w) for i, w in self.ways.items()), problem.other_bytes()
-        )
+        self._bytes = {
+            (i, way): problem.bytes_of(i, way)
+            for i, saved in enumerate(problem.saved)
+            for way in saved.ways
+        }
+        self.total = sum((self._bytes[one] for one in self.ways.items()), problem.other_bytes())
         self.added_s = sum(map(problem.alone_s, self.ways.values()))
 
-    def changes(self) -> list[_Change]:
-        """Every change: seconds that it adds, bytes at each moment, index, way."""
-        problem = self.problem
-        again = {i for i, way in self.ways.items() if way.action == REMAT}
-        found: list[_Change] = []
+    def changes(self, moment: int) -> Iterator[_Change]:
+        """The changes that take bytes off a moment, those of the least time per byte first.
+
+        Each is the seconds that it adds, the bytes at each moment, the index, and the way.
+        """
+        alone_s, found = self.problem.alone_s, []
         for i, now in self.ways.items():
-            before = problem.bytes_of(i, now)
-            found += [
-                (problem.alone_s(w) - problem.alone_s(now), problem.bytes_of(i, w) - before, i, w)
-                for w in problem.saved[i].ways
-                if w is not now and (i, w) not in self._left
-                if w.action != REMAT or self._may_run(i, again)
-            ]
-        return found
+            most = self._bytes[i, now][moment]
+            for way in self.problem.saved[i].ways:
+                less = most - self._bytes[i, way][moment]
+                if less > 0 and (i, way) not in self._left:
+                    added_s = alone_s(way) - alone_s(now)
+                    found.append((max(added_s, 0.0) / less, added_s, i, way))
+        again = {i for i, way in self.ways.items() if way.action == REMAT}
+        for _, added_s, i, way in sorted(found, key=itemgetter(0)):
+            if way.action != REMAT or self._may_run(i, again):
+                yield added_s, self._bytes[i, way] - self._bytes[i, self.ways[i]], i, way
 
     def _may_run(self, index: int, again: set[int]) -> bool:
         # Whether a tensor can be computed again besides these.
@@ -115,16 +122,12 @@ def _searched(problem: Problem, limit_bytes: float, limit_s: float) -> FitPlan:
     state = Search(problem)
     while state.total.max() > limit_bytes or state.plan().peak_bytes > limit_bytes:
         moment, most = int(state.total.argmax()), state.total.max()
-        useful = [
-            change
-            for change in state.changes()
-            if change[1][moment] < 0
-            and (state.total + change[1]).max() <= most
-            and state.added_s + change[0] <= limit_s
-        ]
-        if not useful:
+        for change in state.changes(moment):
+            if (state.total + change[1]).max() <= most and state.added_s + change[0] <= limit_s:
+                state.take(change)
+                break
+        else:
             break
-        state.take(min(useful, key=lambda c: max(c[0], 0.0) / -c[1][moment]))
     return state.plan()
 
 
