@@ -342,10 +342,13 @@ class GoalChooser:
             return
         name = self._name(tensor, self._scopes.current.path)
         self._count[name.scope, name.dtype] += 1
+        storage = tensor.untyped_storage()
         if isinstance(packed, Unread):  # before it was known for that, it had a name
-            first = self._by_address.get(tensor.untyped_storage().data_ptr())
+            first = self._by_address.get(storage.data_ptr())
             if first is not None:
                 first.names.append(name)
+            if self.unified and tensor not in self._owned:  # forward may hold it for longer
+                self._used.add(storage)
             return
         handle = packed.token.handle
         one = step.seen.get((handle.step, handle.position))
@@ -360,7 +363,6 @@ class GoalChooser:
         elif handle is not self._decided:
             one.names.append(name)
         self._decided = None
-        storage = tensor.untyped_storage()
         self._by_address[storage.data_ptr()] = one
         if self.unified and handle.state is State.STORED:  # forward may hold it for longer
             self._leaving[self._used.add(storage)] = one
