@@ -36,6 +36,7 @@ SLOW = (
     "goal, ddp",
     "goal, fsdp2",
     "goal, tensor parallel",
+    "schedule, ddp",
 )
 
 WRAPPED = ("ddp", "fsdp2", "tensor parallel", "pipeline")
@@ -108,6 +109,19 @@ def test_a_goal_of_one_rank_alone_blocks_no_rank(reports, name):
         assert first["products"]
     if name == "goal, fsdp2":  # a block's parameters are freed meanwhile
         assert not first["products"]
+
+
+@pytest.mark.slow
+def test_every_rank_obeys_the_schedule_of_one_from_the_first_step_on(reports):
+    first, second = reports("schedule, ddp")
+    assert first["steps"] == second["steps"]
+    for phase, plans, actions, left in first["steps"]:
+        assert (phase, plans) == ("obeying", 0)
+        assert {**left, "keep": actions["keep"]} == actions
+        assert left
+    for report in (first, second):
+        assert report["equal"]
+        assert report["fallbacks"] == {}
 
 
 def test_every_rank_gets_the_statistics_of_all(reports):

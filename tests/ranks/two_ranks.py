@@ -15,6 +15,7 @@ import hashlib
 import json
 import sys
 import traceback
+from collections import Counter
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -337,6 +338,47 @@ def with_a_goal(wrap):
     }
 
 
+def left_by_codec(handle):
+    """How many tensors have left so far, by what was done with them."""
+    return Counter({name: codec.count for name, codec in handle.stats.by_codec.items()})
+
+
+def one_schedule():
+    """A case: rank 0 explores, and saves its plan; then both ranks obey that from the start."""
+    path = Path(sys.argv[2]) / "schedule.json"
+    goal: dict[str, Any] = {"fit": "min", "slowdown": 1000, "min_bytes": 0}
+    steps: list[list[Any]] = []
+
+    def explored(model):
+        handles.append(cswap.install(model, **goal) if dist.get_rank() == 0 else None)
+
+    def explores(model, step, rank):
+        one_backward(model, step, rank)
+        if handles[0] is not None and handles[0].goal.phase == "planning":
+            handles[0]._fit._planning._thread.join()
+
+    def obeys(model, step, rank):
+        before = left_by_codec(handles[-1])
+        one_backward(model, step, rank)
+        goal, left = handles[-1].goal, left_by_codec(handles[-1]) - before
+        steps.append([goal.phase, goal.plans, dict(goal.actions), dict(left)])
+
+    def scheduled(model):
+        handles.append(cswap.install(model, schedule=path, **goal))
+
+    handles: list[Any] = []
+    parallel: Any = DistributedDataParallel
+    train(explored, parallel, run=explores, steps=8)
+    if handles[0] is not None:
+        handles[0].schedule.save(path)
+        handles[0].remove()
+    dist.barrier()
+    plain = train(lambda model: None, parallel, steps=6)
+    got = train(scheduled, parallel, run=obeys, steps=6)
+    fallbacks = ended(handles[-1]).fallbacks_by_reason
+    return {"equal": same(got, plain), "steps": steps, "fallbacks": fallbacks}
+
+
 # -------------------------------------------------------------------------------------- stats
 
 
@@ -382,6 +424,7 @@ CASES = {
     "goal, ddp": partial(with_a_goal, DistributedDataParallel),
     "goal, fsdp2": partial(with_a_goal, shard),
     "goal, tensor parallel": partial(with_a_goal, in_parallel),
+    "schedule, ddp": one_schedule,
     "gathered": gathered,
 }
 
