@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.call_site import Site
 from cswap.advisor.cost import Candidate
+from cswap.advisor.live_costs import KEEP
 from cswap.advisor.site_history import Explanation, Measured
 
 if TYPE_CHECKING:
@@ -15,7 +16,17 @@ if TYPE_CHECKING:
     from cswap.fit.saved import Decided, Key, Way
     from cswap.fit.seen import WayNotes
 
-WHY: Final = "the goal's plan"
+NO_OTHER: Final = "no way holds fewer bytes"
+FREE: Final = "takes no time, and the plan has room"
+FASTEST: Final = "the fastest way to hold fewer bytes"
+SMALLER: Final = "holds fewer bytes than each faster way"
+HIDDEN: Final = "its copies can be hidden"
+WHOLE: Final = "best for the plan as a whole"
+FROM_FILE: Final = "the schedule says so"
+
+WHYS: Final = (NO_OTHER, FREE, FASTEST, SMALLER, HIDDEN, WHOLE, FROM_FILE)
+"""Reasons of a tensor's way: see docs/troubleshooting.md. They have no figures, so that like rows
+of blocks are one (report/explain.py)."""
 
 
 def explained(
@@ -37,24 +48,37 @@ def explained(
     firsts: dict[int, Key] = {}
     for key, one in decided.items():
         firsts.setdefault(one.number, key)
-    return [
-        Explanation(
+
+    def row(number: int, key: Key) -> Explanation:
+        action, nbytes, ways = decided[key].action, decided[key].nbytes, tuple(ways_of(key))
+        candidates = (_candidate(way, nbytes, link) for way in ways)
+        return Explanation(
             number,
             Site(key.scope),
             None,
-            tuple(
-                sorted(
-                    (_candidate(way, decided[key].nbytes, link) for way in ways_of(key)),
-                    key=lambda candidate: candidate.cost_s,
-                )
-            ),
-            decided[key].action,
-            WHY,
-            measured=_measured(notes.get((key, decided[key].action)), decided[key].nbytes),
-            known_nbytes=decided[key].nbytes,
+            tuple(sorted(candidates, key=lambda candidate: candidate.cost_s)),
+            action,
+            _why(action, ways, link),
+            measured=_measured(notes.get((key, action)), nbytes),
+            known_nbytes=nbytes,
         )
-        for number, key in sorted(firsts.items())
-    ]
+
+    return [row(number, key) for number, key in sorted(firsts.items())]
+
+
+def _why(action: str, ways: Iterable[Way], link: LinkRates | None) -> str:
+    # By the times known today. Under a plan from a file, none may be.
+    by_action = {way.action: way for way in ways}
+    mine = by_action.get(action)
+    if mine is None:
+        return FROM_FILE
+    smaller = [way for way in by_action.values() if way.held_bytes < by_action[KEEP].held_bytes]
+    if action == KEEP:
+        return FREE if smaller else NO_OTHER
+    faster = [way for way in smaller if way.alone_s(link) < mine.alone_s(link)]
+    if mine in smaller and all(mine.held_bytes < way.held_bytes for way in faster):
+        return SMALLER if faster else FASTEST
+    return HIDDEN if mine.link_bytes else WHOLE
 
 
 def _measured(notes: WayNotes | None, raw_nbytes: int) -> tuple[Measured, ...]:

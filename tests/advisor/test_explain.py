@@ -14,6 +14,7 @@ from cswap.advisor.site_history import Explanation
 from cswap.codecs.tolerance import EXACT
 from cswap.config import SwapConfig
 from cswap.errors import ConfigError
+from cswap.fit import explained as why
 from cswap.report import explain
 
 pytest.importorskip("typer")
@@ -168,7 +169,9 @@ def test_with_a_goal_the_rows_are_those_of_its_plan(tmp_path):
         assert goal.phase == "obeying"
         record, rows = rows_of(handle, tmp_path)
         schedule = handle.schedule
-    assert {row["why"] for row in rows} == {"the goal's plan"}
+    stay = {row["why"] for row in rows if row["codec"] == "keep"}
+    assert stay <= {why.NO_OTHER, why.FREE}
+    assert {row["why"] for row in rows if row["codec"] != "keep"} & {why.FASTEST, why.SMALLER}
     for codec, count in goal.actions.items():
         assert [row["codec"] for row in rows].count(codec) == count
     others = [row for row in rows if row["codec"] != "keep"]
@@ -182,3 +185,4 @@ def test_with_a_goal_the_rows_are_those_of_its_plan(tmp_path):
         again, _ = rows_of(handle, tmp_path)
     assert [s["codec"] for s in again["sites"]] == [s["codec"] for s in record["sites"]]
     assert not any(site["candidates"] for site in again["sites"])
+    assert {site["reason"] for site in again["sites"]} == {why.FROM_FILE}

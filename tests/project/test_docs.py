@@ -20,6 +20,7 @@ from cswap.advisor.cheapest import HYSTERESIS, MARGIN
 from cswap.advisor.pricing import PRICINGS
 from cswap.codecs import registry
 from cswap.install_hint import to_install
+from cswap.fit.explained import WHYS
 from cswap.stats.keep_reasons import REASONS, Reason
 from cswap.stats.stats import Stats
 
@@ -256,6 +257,8 @@ def test_every_fallback_and_every_reason_of_a_choice_is_explained():
     assert f"nothing pays by {MARGIN:.0%} " in text
     assert f"no other is cheaper by {HYSTERESIS:.0%} " in text
     assert PRICINGS["auto"]().reason in text
+    for reason in WHYS:
+        assert f"| {reason} |" in text
 
 
 def test_every_figure_of_stats_is_explained():
