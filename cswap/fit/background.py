@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 END_S: Final = 10.0
-"""How long an exiting process waits: longer than the solver's limit of time."""
+"""How long an exiting process waits: longer than a search of ours takes."""
 
 _running: weakref.WeakSet[Background[Any]] = weakref.WeakSet()
 _ending = threading.Event()

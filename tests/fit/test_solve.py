@@ -7,6 +7,7 @@ import itertools
 import math
 import random
 import sys
+import threading
 from dataclasses import replace
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -20,7 +21,7 @@ from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import OverLink, Problem
 from cswap.fit.saved import Key, Need, Saved, Way
 from cswap.fit.solve import NEAR, smallest, within_bytes, within_time
-from cswap.fit.way_program import GAP, OFF_PEAK
+from cswap.fit.way_program import GAP, OFF_PEAK, SEARCH, WayProgram
 
 LINK = LinkRates(1e9, 2e9, 0.8e9)
 
@@ -173,6 +174,53 @@ def test_without_scipy_the_search_is_greedy(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
     problem = random_problem(0)
     assert within_time(problem, math.inf) == within_time(problem, math.inf, exact=False)
+
+
+CODECS = ("zvc", (0.05, 0.6), (0.9, 1.1)), ("rle", (0.3, 0.9), (0.3, 0.6))
+"""Shares of the bytes that are held, and nanoseconds per byte."""
+
+
+def long_search():
+    """A problem whose search goes on for 137 nodes, if it has to find the very best."""
+    rng, saved = random.Random(1), []
+    for i in range(80):
+        nbytes, born = rng.randrange(1 << 20, 8 << 20), rng.randrange(158)
+        use = rng.randrange(born + 1, 160)
+        ways = [Way("keep", nbytes, 0.0)]
+        for action, held, rate in CODECS:
+            held_bytes = int(nbytes * rng.uniform(*held))
+            ways.append(Way(action, held_bytes, 1e-9 * nbytes * rng.uniform(*rate)))
+        saved.append(Saved((Key(f"m{i}", torch.float32, 0),), nbytes, tuple(ways), born, use, use))
+    return Problem(saved)
+
+
+def test_a_busy_machine_makes_the_same_plan(monkeypatch):
+    optimize = pytest.importorskip("scipy.optimize")
+    monkeypatch.setitem(SEARCH, "mip_rel_gap", 0.0)
+    monkeypatch.setitem(SEARCH, "node_limit", SEARCH["node_limit"] // 10)
+    solve, problem, nodes = optimize.milp, long_search(), []
+
+    def counted(*args, **options):
+        found = solve(*args, **options)
+        nodes.append(found.mip_node_count)
+        return found
+
+    monkeypatch.setattr(optimize, "milp", counted)
+    program = WayProgram(problem)
+    limit_s = 0.3 * sum(max(way.added_s for way in one.ways) for one in problem.saved)
+
+    def made():
+        return program.solve(limit_bytes=math.inf, limit_s=limit_s)
+
+    alone, done = made(), threading.Event()
+    busy = threading.Thread(target=lambda: [*iter(done.is_set, True)])
+    busy.start()
+    beside = made()
+    done.set()
+    busy.join()
+    assert alone is not None
+    assert beside == alone
+    assert nodes == [10, 10]  # it would take 137 to end by itself
 
 
 @pytest.mark.xfail(
