@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
@@ -114,6 +114,8 @@ class FitPlan:
         raw_bytes: of the tensors that it decides about.
         counts: of these tensors by action.
         under_way_bytes: most bytes of tensors that are on their way, out or back, by the solver.
+        searches: ``peak_bytes`` and ``added_s`` by search, of the plans of which it was the best;
+            empty: there was one search, or none. A file does not have them.
     """
 
     decided: Mapping[Key, Decided]
@@ -122,6 +124,7 @@ class FitPlan:
     raw_bytes: int
     counts: Counter[str]
     under_way_bytes: int = 0
+    searches: Mapping[str, tuple[int, float]] = field(default_factory=dict, compare=False)
 
 
 class Problem:
@@ -286,6 +289,14 @@ class Problem:
             for way in saved.ways
             if way.action == plan.decided[saved.names[0]].action
         )
+
+    def splits(self, plan: FitPlan) -> bool:
+        """Whether a plan lets a part of a storage leave where another part stays."""
+        keeps: dict[int, set[bool]] = {}
+        for one in self.saved:
+            stays = plan.decided[one.names[0]].action == KEEP
+            keeps.setdefault(one.part_of, set()).add(stays)
+        return any(part_of and len(found) > 1 for part_of, found in keeps.items())
 
     def alone_s(self, way: Way) -> float:
         """Seconds that a way adds to a step, if no computation hides its copies."""

@@ -25,6 +25,7 @@ from cswap.fit.problem import FitPlan
 from cswap.fit.saved import Decided, Key
 from cswap.schema.checks import MOST_BYTES, MOST_SECONDS, Checks
 from cswap.schema.reading import read_object
+from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     import os
@@ -45,7 +46,7 @@ _BYTES: Final = ("peak_bytes", "under_way_bytes", "other_bytes")
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """A plan, and the goal, the device and the options that it was made for.
+    """A plan, and the goal, the device and the options that it was made for; prints as one line.
 
     Attributes:
         made_for: the goal, the kind of device, and options, each as text.
@@ -58,6 +59,15 @@ class Schedule:
     plan: FitPlan
     other_bytes: int
     plain_s: float | None
+
+    def __str__(self) -> str:
+        plan = self.plan
+        ways = ", ".join(f"{count} {name}" for name, count in sorted(plan.counts.items()))
+        text = f"schedule for fit={self.made_for.get('fit')}: {ways}"
+        found = plan.searches or {"predicted": (plan.peak_bytes, plan.added_s)}
+        for name, (peak_bytes, added_s) in found.items():
+            text += f"; {name} {show_bytes(peak_bytes)}, {1e3 * added_s:.2f} ms"
+        return text
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write as JSON, for ``cswap.install(model, schedule=path)``.

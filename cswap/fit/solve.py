@@ -1,7 +1,8 @@
 """Finds the plan of a goal: the least time within bytes, or the fewest bytes within a time.
 
-Both are mixed-integer linear programs, solved by HiGHS (way_program.py). Where scipy is missing, or
-HiGHS finds nothing in its time, the search is greedy (greedy.py).
+Both are mixed-integer linear programs, solved by HiGHS (way_program.py), which stops near the best
+plan and not at it. A greedy search (greedy.py) takes no longer, so it makes a plan, too, and the
+better one is taken. Where scipy is missing, or HiGHS finds nothing, that is the greedy one.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ from cswap.advisor.live_costs import KEEP
 from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.goal import most_bytes
 from cswap.fit.greedy import Search, greedy
-from cswap.fit.way_program import MOST_BYTES, WayProgram
+from cswap.fit.way_program import MOST_BYTES, WayProgram, worth
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.saved import Saved, Way
 
@@ -118,14 +121,29 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         limit_s = math.inf if best is None else best.added_s
         found = WayProgram(one).within(limit_bytes, limit_s)
         best = found if best is None or (found and found.added_s < best.added_s) else best
-    if best is not None:
+    other = greedy(problem, limit_bytes, math.inf)
+    if other.peak_bytes > most_bytes(limit_bytes):
         return best
-    found = greedy(problem, limit_bytes, math.inf)
-    if found.peak_bytes > most_bytes(limit_bytes):
-        return None
-    # The search prices copies as if no computation hid them.
+    other = _priced(problem, other, exact=exact)
+    return _better(problem, best, other, lambda plan: plan.added_s)
+
+
+def _priced(problem: Problem, found: FitPlan, *, exact: bool) -> FitPlan:
+    # The greedy search prices copies as if no computation hid them.
     added_s = seconds_of(problem, found) if exact else None
     return found if added_s is None else replace(found, added_s=added_s)
+
+
+def _better(
+    problem: Problem, solver: FitPlan | None, other: FitPlan, cost: Callable[[FitPlan], float]
+) -> FitPlan:
+    if solver is None:
+        return other
+    if problem.splits(other):  # which the greedy search does not know
+        return solver
+    both = {"solver": solver, "greedy": other}
+    figures = {name: (plan.peak_bytes, plan.added_s) for name, plan in both.items()}
+    return replace(min(both.values(), key=cost), searches=figures)
 
 
 def _by_depth(problem: Problem) -> tuple[Problem, ...]:
@@ -149,7 +167,11 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
     )
     found = (plan for plan in plans if plan is not None)
     best = min(found, key=lambda plan: plan.peak_bytes, default=None)
-    return greedy(problem, 0.0, limit_s) if best is None else best
+    off_peak = problem.over_link is None and math.isfinite(limit_s)
+    other = _priced(problem, greedy(problem, 0.0, limit_s), exact=exact)
+    return _better(
+        problem, best, other, lambda plan: worth(problem, plan) if off_peak else plan.peak_bytes
+    )
 
 
 def smallest(problem: Problem) -> tuple[FitPlan, ...]:

@@ -343,6 +343,17 @@ class WayProgram:
         return self._problem.plan(ways, moves)
 
 
+def worth(problem: Problem, plan: FitPlan) -> float:
+    """Bytes that a plan within a time makes few, without a link: see `OFF_PEAK`."""
+    held = sum(
+        float(problem.bytes_of(i, way).mean())
+        for i, one in enumerate(problem.saved)
+        for way in one.ways
+        if way.action == plan.decided[one.names[0]].action
+    )
+    return plan.peak_bytes + OFF_PEAK * held
+
+
 def undominated(rows: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.intp]:
     """Moments that have a value above that of each other one of their slot.
 

@@ -21,7 +21,7 @@ from cswap.fit.link_rates import LinkRates
 from cswap.fit.problem import OverLink, Problem
 from cswap.fit.saved import Key, Need, Saved, Way
 from cswap.fit.solve import NEAR, smallest, within_bytes, within_time
-from cswap.fit.way_program import GAP, OFF_PEAK, SEARCH, WayProgram
+from cswap.fit.way_program import GAP, OFF_PEAK, SEARCH, WayProgram, worth
 
 LINK = LinkRates(1e9, 2e9, 0.8e9)
 
@@ -132,10 +132,11 @@ def test_the_solver_finds_the_best_plan_of_all(seed):
     assert worth(problem, found) <= 1.006 * fewest
 
 
-def worth(problem, plan):
-    """Bytes at the peak, and a part of those at all moments."""
-    held = (problem.bytes_of(i, way) for i, way in chosen(problem, plan).items())
-    return plan.peak_bytes + OFF_PEAK * sum(held).mean()
+def test_the_worth_of_a_plan_is_its_peak_and_a_part_of_the_bytes_at_all_moments():
+    problem = random_problem(0)
+    plan = within_time(problem, math.inf)
+    held = sum(problem.bytes_of(i, way) for i, way in chosen(problem, plan).items())
+    assert worth(problem, plan) == pytest.approx(held.max() + OFF_PEAK * held.mean())
 
 
 def test_time_that_is_left_takes_bytes_off_other_moments():
@@ -152,6 +153,34 @@ def test_time_that_is_left_takes_bytes_off_other_moments():
     assert fast.counts == {"keep": 3}
     assert slow.counts == {"keep": 2, "zvc": 1}
     assert slow.peak_bytes >= fast.peak_bytes
+
+
+@pytest.mark.parametrize("linked", [False, True])
+def test_the_better_plan_of_two_searches_is_taken_and_says_what_both_have_found(
+    linked, monkeypatch
+):
+    pytest.importorskip("scipy")
+    problem = random_problem(2, n=12, linked=linked)
+    limit, limit_s = 0.75 * problem.raw_peak_bytes, 0.04
+    found, within = within_bytes(problem, limit), within_time(problem, limit_s)
+    assert found is not None
+    for plan in (found, within):
+        assert plan.searches["solver"] == (plan.peak_bytes, plan.added_s)
+        assert plan.searches["greedy"] != plan.searches["solver"]
+    smallest_of_all = within_time(problem, math.inf)
+
+    def poor(self, *, limit_bytes, limit_s, like=None):
+        return smallest_of_all if like is None else solve(self, limit_bytes, limit_s, like)
+
+    def solve(self, limit_bytes, limit_s, like):
+        return original(self, limit_bytes=limit_bytes, limit_s=limit_s, like=like)
+
+    original = WayProgram.solve
+    monkeypatch.setattr(WayProgram, "solve", poor)
+    other = within_bytes(problem, limit)
+    assert other is not None
+    assert other.searches["greedy"] == (other.peak_bytes, other.added_s) == found.searches["greedy"]
+    assert other.searches["solver"] == (smallest_of_all.peak_bytes, smallest_of_all.added_s)
 
 
 @pytest.mark.parametrize("seed", range(6))
