@@ -15,9 +15,11 @@ import cswap.api
 from cswap.config import SwapConfig
 from cswap.errors import ConfigError
 from cswap.fit.schedule import Schedule, made_for
+from cswap.units import show_bytes
 from tests.fit import test_changing_steps as changing
 from tests.fit.test_goal import STEPS, train
 from tests.fit.test_goal_over_a_link import machine
+from tests.fit.test_smallest_goal import NETS, Run
 
 __all__ = ["machine"]
 
@@ -62,6 +64,35 @@ def test_the_next_run_begins_as_the_last_one_ended(training, goal, saved, make_t
     assert handle.stats.fallbacks == 0
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind == "unet" else pytest.mark.slow) for kind in NETS],
+)
+def test_no_step_under_a_schedule_is_above_the_goal(kind, install, tmp_path):
+    resident, saved = sizes_of(kind)
+    fit, path = int(resident + 0.8 * saved), tmp_path / "schedule.json"
+    before = Run(kind, 0)
+    handle = install(before, fit=fit)
+    before.train_steps(2 * STEPS)
+    assert handle.goal.held
+    handle.schedule.save(path)
+    handle.remove()
+    mine = Run(kind, 0)
+    handle = install(mine, fit=fit, schedule=path)
+    peaks = [mine.saved_peak(handle) for _ in range(STEPS)]
+    assert max(peaks) <= fit - resident
+    assert handle.goal.plans == 0
+
+
+def sizes_of(kind):
+    """Bytes of what is resident in a run, and of all that a step saves."""
+    plain = Run(kind, 0)
+    plain.train_steps(1)
+    tensors = [*plain.parameters(), *plain.parameters(), *plain.buffers()]
+    tensors += [x for one in plain.optimizer.state.values() for x in one.values()]
+    return sum(x.nbytes for x in tensors), plain.saved_peak(None)
+
+
 def test_a_schedule_is_what_was_saved(goal, saved):
     path, before = saved
     config = SwapConfig(**goal)
@@ -73,6 +104,22 @@ def test_a_schedule_is_what_was_saved(goal, saved):
     assert json.loads(again.read_text()) == json.loads(path.read_text())
     assert Schedule.read(again, config) == found
     assert Schedule.read(path.read_text(), config) == found
+
+
+def test_it_prints_what_both_searches_have_found(training, goal, saved, make_training, install):
+    path, _ = saved
+    mine = make_training(training.kind)
+    handle = install(mine.model, **goal)
+    train(mine)
+    plan = handle.schedule.plan
+    assert set(plan.searches) == {"solver", "greedy"}
+    text = str(handle.schedule)
+    assert text.startswith(f"schedule for fit={goal['fit']}: ")
+    assert f"{plan.counts['keep']} keep" in text
+    for name, (peak_bytes, added_s) in plan.searches.items():
+        assert f"; {name} {show_bytes(peak_bytes)}, {1e3 * added_s:.2f} ms" in text
+    from_file = Schedule.read(path, SwapConfig(**goal))  # which has the plan alone
+    assert "; predicted " in str(from_file)
 
 
 def test_there_is_none_before_there_is_a_plan(training, goal, install):
