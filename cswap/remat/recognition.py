@@ -100,23 +100,21 @@ class Recognition:
         self._constants = [
             (read, places.get(i))
             for i, read in enumerate(reads)
-            if read.what in (What.CONSTANT, What.LEAF, What.CAST)
+            if read.what in (What.CONSTANT, What.LEAF, What.PARAMETER)
         ]
         self._same = [(read.node, read.name) for read in reads if read.what is What.SAME]
         self._looks = [(LOOKS[read.what], read) for read in reads if read.what in LOOKS]
 
     def again(
         self,
-        root: Any,
-        nbytes: int,
+        base: torch.Tensor,
         keep: Keep | None,
         hold: HoldLeaf | None,
     ) -> tuple[tuple[object, ...], tuple[Constant, ...]] | None:
         """The inputs and constants of another tensor of the same call site; None: a read differs.
 
         Args:
-            root: the node that made this one.
-            nbytes: of the tensor.
+            base: this one.
             keep: see `Finder`.
             hold: see `Finder`.
 
@@ -124,7 +122,8 @@ class Recognition:
             NotFoundError: a number or a leaf is not of the kind that can be copied or held.
             AttributeError: a node was freed.
         """
-        nodes = [root] * self._n_nodes
+        nodes: list[Any] = [base.grad_fn] * self._n_nodes
+        nodes.append(base)  # see `RESULT`
         found: tuple[Any, ...] = ()
         own: tuple[int, ...] = ()
         for at, get, edges, hook, get_own, numbers in self._nodes:
@@ -173,7 +172,7 @@ class Recognition:
         for place, index in self._repeated:
             if found[place] is not read[index]:
                 return None
-        constants = self._read_constants(nodes, found, nbytes, hold)
+        constants = self._read_constants(nodes, found, base.nbytes, hold)
         return None if constants is None else (inputs, constants)
 
     def _read_constants(
@@ -189,12 +188,12 @@ class Recognition:
                 return None
         constants: list[Constant] = []
         for read, slot in self._constants:
-            if read.what is What.CAST:
+            if read.what is What.PARAMETER:
                 if hold is None:
                     return None
-                cast, dtype = nodes[read.name], read.found
+                user, dtype = nodes[read.name], read.found
                 assert isinstance(dtype, torch.dtype)  # see `Read`
-                constants.append(held_leaf(nodes[read.node].variable, cast, dtype, hold))
+                constants.append(held_leaf(nodes[read.node].variable, user, dtype, hold))
             elif slot is None:
                 constants.append(leaf(nodes[read.node].variable, nbytes))
             elif isinstance(found[slot], Packed):
