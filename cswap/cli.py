@@ -286,8 +286,8 @@ def report(
     emit(
         form,
         timeline.COLUMNS,
-        rows := timeline.rows(recording),
-        lambda: [dict(zip(timeline.COLUMNS, row, strict=True)) for row in rows],
+        timeline.rows(recording),
+        lambda: timeline.record(recording),
         notes,
     )
 

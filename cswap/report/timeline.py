@@ -66,6 +66,14 @@ class Recording:
         """The events that last."""
         return [event for event in self.events if event["ph"] == "X"]
 
+    @property
+    def swapping_us(self) -> float:
+        """Microseconds from the first to the last swap event."""
+        spans = self.spans
+        begin: float = min(event["ts"] for event in spans)
+        end: float = max(event["ts"] + event["dur"] for event in spans)
+        return end - begin
+
 
 @dataclass(slots=True)
 class ModuleTotals:
@@ -152,7 +160,7 @@ def summary(recording: Recording) -> str:
     spans, length_us = recording.spans, recording.block_us
     what = "Recorded"
     if length_us is None:
-        length_us = max(e["ts"] + e["dur"] for e in spans) - min(e["ts"] for e in spans)
+        length_us = recording.swapping_us
         what = "From the first to the last swap event"
     parts = []
     for i, track in enumerate(TRACKS, 1):
@@ -229,6 +237,19 @@ def rows(recording: Recording) -> list[tuple[str, ...]]:
         )
         for module, t in by_module(recording).items()
     ]
+
+
+def record(recording: Recording) -> dict[str, Any]:
+    """JSON-ready: seconds of the recorded block and of its swap events, and a row per module.
+
+    ``recorded_s`` is null for a file that an older cswap has written.
+    """
+    block_us = recording.block_us
+    return {
+        "recorded_s": None if block_us is None else block_us / 1e6,
+        "swapping_s": recording.swapping_us / 1e6,
+        "rows": [dict(zip(COLUMNS, row, strict=True)) for row in rows(recording)],
+    }
 
 
 def page(recording: Recording, title: str) -> str:

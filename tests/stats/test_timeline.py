@@ -175,6 +175,10 @@ def test_the_time_of_the_recorded_block_is_known(tmp_path):
     block_us = report.load(tmp_path / "step.json").block_us
     assert block_us is not None
     assert 2e5 < block_us < took_us
+    command = ["report", str(tmp_path / "step.json"), "--format", "json"]
+    data = json.loads(CliRunner().invoke(cli.app, command).output)
+    assert data["recorded_s"] == pytest.approx(block_us / 1e6)
+    assert 0 < data["swapping_s"] < data["recorded_s"] - 0.2
 
 
 def test_a_picture_has_the_lanes_that_have_events(recorded, monkeypatch):
@@ -193,7 +197,7 @@ def test_without_matplotlib_there_is_a_table_and_data(recorded, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = CliRunner().invoke(cli.app, ["report", str(path), "--format", "json"])
     assert result.exit_code == 0, result.output
-    assert json.loads(result.output)[0]["saved in"]
+    assert json.loads(result.output)["rows"][0]["saved in"]
     result = CliRunner().invoke(cli.app, ["report", str(path)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "No page: pictures need matplotlib" in result.output
