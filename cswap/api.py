@@ -33,7 +33,6 @@ from cswap.removable import RemovedAtExit
 from cswap.schema.executable import obstacles
 from cswap.schema.plan import Plan
 from cswap.selectors import Globs, Selectors, of_modules, of_operators
-from cswap.units import show_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,11 +66,7 @@ class InstallHandle(RemovedAtExit):
     def __str__(self) -> str:
         """The gain of the last step, the goal, and the reasons if little was saved."""
         stats, goal = self.stats, self.goal
-        gained = stats.step_gained_bytes
-        less = "more" if gained < 0 else "less"
-        lines = [f"cswap: {show_bytes(abs(gained))} {less} held by the last step"]
-        if not stats.packed:
-            lines = ["cswap: no step yet"]
+        lines = [f"cswap: {stats.gain()}"]
         if goal is not None:
             lines.append(str(goal))
         if stats.fallbacks:

@@ -117,7 +117,8 @@ class SwapEngine:
             self.at_first_step = None
         self._state.tidy()
         self._state.results.clear()  # of a backward that has raised
-        self.counters.count_kept()
+        if torch.is_grad_enabled():
+            self.counters.begin_step()
         goal = self._state.goal
         if goal is not None:
             goal.begin_step()
@@ -302,7 +303,6 @@ class SwapEngine:
         if self._state.goal is not None:
             self._state.goal.used()
         self.collect()
-        self.counters.end_backward()
         self._state.lanes.backward_ended()
 
     def rest(self) -> None:

@@ -100,6 +100,7 @@ class Packer:
         self._slots = SlotMaker(state)
         self._follower = state.follower
         self._unread = state.unread
+        self._staying: set[tuple[int, int]] = set()  # addresses and bytes, by a goal's plan
         self._warned_of_capture = self._has_drifted = False
 
     def pack(
@@ -151,6 +152,7 @@ class Packer:
         if self._deaths or len(self._later) > MOST_LATER or state.interrupted:
             state.tidy(in_step=True)
         if order.asked_since_pack and _current_backward() == NO_BACKWARD:
+            self._counters.begin_step()
             self.begin_step()  # which no call of a model has announced
         place = self.book.next_place()
         scopes, chooser = self._scopes, state.chooser
@@ -175,9 +177,20 @@ class Packer:
             place.choice = place.shared_use = place.saved_by = place.stay = None
             if chooser.keeps(tensor, scope.path):
                 place.choice, place.slot = STAYS, None
-                self._counters.by_goal.append(nbytes)
+                self._count_by_goal(tensor, nbytes)
                 return kept_in_place(tensor, kind_of_kept(tensor))
         return self._take_general_way(tensor, place, scope, outer)
+
+    def _count_by_goal(self, tensor: torch.Tensor, nbytes: int) -> None:
+        # In a step that the goal looks at: the others have the same tensors twice.
+        self._counters.by_goal.append(nbytes)
+        try:
+            memory = tensor.data_ptr(), nbytes
+        except RuntimeError:  # it stands for another one, inside of vmap or jvp
+            return
+        if memory not in self._staying:
+            self._staying.add(memory)
+            self._counters.by_goal_once.append(nbytes)
 
     def _take_general_way(
         self, tensor: torch.Tensor, place: Place, scope: Scope, outer: Outer | None
@@ -204,6 +217,7 @@ class Packer:
         if self._leaves.known:
             self._leaves.begin_step()
         self._state.lanes.begin_step()
+        self._staying.clear()
         self._state.backward_is_next = True
         with self._lock:
             order, ended, n_saved = self._order, self._order.call, self._order.position
@@ -239,6 +253,8 @@ class Packer:
             is_owned = isinstance(tensor, Parameter) or derives_from_parameter(tensor)
         except Exception:  # a subclass may raise anything, pack may not
             is_owned = False
+        if not is_owned:
+            self._counters.count_subclass(type(tensor).__name__)
         return self._keep(tensor, "parameter" if is_owned else "subclass")
 
     # ----------------------------------------------------------------- recipes

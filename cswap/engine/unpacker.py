@@ -226,7 +226,7 @@ class Unpacker:
         # The last tensors of forward often stay, and nothing else is asked for at its peak.
         self._state.backward_is_next = False
         self._state.lanes.trim_scratch()  # nothing is encoded in backward
-        self._counters.held_at_backward = self._counters.held_bytes
+        self._counters.begin_backward()
 
     def _begin_with_kept(self) -> None:
         self._begin_backward()

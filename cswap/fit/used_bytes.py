@@ -55,7 +55,7 @@ class UsedBytes:
         if name not in self._known:
             known = self._known[name] = _Storage(storage, self._gone.append)
             known.name, known.nbytes = name, storage.nbytes()
-            self._counters.hold(device=known.nbytes)
+            self._counters.use(known.nbytes)
         return name
 
     @contextmanager
@@ -94,7 +94,7 @@ class UsedBytes:
         """Count none any more: nobody settles them from here on."""
         known, self._known = self._known, {}
         self._gone.clear()
-        self._counters.hold(device=-sum(one.nbytes for one in known.values()))
+        self._counters.use(-sum(one.nbytes for one in known.values()))
 
     def settle(self) -> None:
         """Take off those that are gone."""
@@ -105,7 +105,7 @@ class UsedBytes:
             if self._known.get(gone.name) is gone:
                 del self._known[gone.name]
                 self.on_gone(gone.name)
-                self._counters.hold(device=-gone.nbytes)
+                self._counters.use(-gone.nbytes)
 
 
 def storage_of(x: object) -> torch.UntypedStorage | None:

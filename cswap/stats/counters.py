@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 from cswap.advisor.live_costs import REMAT, UNREAD
 from cswap.log import log
 from cswap.stats.stats import CodecStats, Stats, gained_bytes
+from cswap.stats.steps import BY_GOAL, PARAMETER, Kept, Steps, Totals, together
 
 if TYPE_CHECKING:
     from cswap.stats.step_trace import Timeline
@@ -32,7 +33,11 @@ class Counters:
     """The running counts behind `Stats`. Thread-safe.
 
     Attributes:
-        kept: number and bytes of the tensors that stay on the device, by reason.
+        kept: number and bytes of the tensors that stay on the device, by reason, counted wherever
+            they are saved.
+        kept_once: the same of those of which each memory is counted once.
+        kept_early: the same of those that were counted as gone before.
+        subclasses: number of the tensors that stay since they are of a subclass, by its name.
         host_is_device: see `Stats`.
         interrupted: an interrupt came while bytes were added up: `recount` has to be called.
         timeline: the timeline that records events; None: nothing is recorded.
@@ -43,6 +48,7 @@ class Counters:
         parameters: bytes of each parameter that was saved and stays.
         small: bytes of each small tensor that was saved and stays.
         by_goal: bytes of each saved tensor that stays by a goal's plan.
+        by_goal_once: the same, each memory once; only in steps that a goal looks at.
         kept_sizes: the last three by reason: these tensors are not among the bytes held.
         stayed: reason and bytes of each tensor that was saved where the last one stayed
             (engine/order/looks.py).
@@ -60,17 +66,20 @@ class Counters:
         self.parameters: deque[int] = deque()
         self.small: deque[int] = deque()
         self.by_goal: deque[int] = deque()
+        self.by_goal_once: deque[int] = deque()
         self.kept_sizes = {
-            "parameter": self.parameters,
+            PARAMETER: self.parameters,
             "small": self.small,
-            "goal": self.by_goal,
+            BY_GOAL: self.by_goal,
         }
         self.stayed: deque[tuple[str, int]] = deque()
         self.again: deque[int] = deque()
         self.unread: deque[int] = deque()
         self.hits: deque[int] = deque()
         self.held_at_backward = 0
-        self.kept: defaultdict[str, list[int]] = defaultdict(lambda: [0, 0])
+        self.kept = _no_tensors()
+        self.kept_once, self.kept_early = _no_tensors(), _no_tensors()
+        self.subclasses: Counter[str] = Counter()
         self.host_is_device = self.interrupted = False
         self.fallbacks: Counter[str] = Counter()
         self.by_codec: defaultdict[str, CodecStats] = defaultdict(CodecStats)
@@ -92,9 +101,12 @@ class Counters:
         self._peak_host = 0
         self._peak_saved = 0
         self._peak_since = 0
-        self._gained_before = self._step_gained = 0  # before the last backward ended, and by then
-        # Since these were counted: at the beginning of the step, or at its end.
+        self._steps = Steps()
+        self._used_bytes = 0  # of the bytes on the device: in use by autograd, and not held by us
+        # Since these were counted: at the beginning of the step, at its end, and where the last
+        # number changes; and what they were at most before, since tensors that stay were counted.
         self._step_peak_device = self._step_peak_saved = 0
+        self._before_device = self._before_saved = 0
 
     def keep(self, reason: str, nbytes: int) -> None:
         """Count a tensor that was saved and stays on the device."""
@@ -104,20 +116,32 @@ class Counters:
             entry[0] += 1
             entry[1] += nbytes
 
-    def end_backward(self) -> None:
-        """A backward has ended: the gain since the last one did is its step's."""
+    def count_subclass(self, name: str) -> None:
+        """Count a saved tensor of a subclass that stays, besides `keep`. Args: name: its class."""
+        with self._lock:
+            self.subclasses[name] += 1
+
+    def begin_step(self) -> None:
+        """A forward begins, and maybe a step."""
         self.count_kept()
         with self._lock:
-            gained = self._gain()
-            self._gained_before, self._step_gained = gained, gained - self._gained_before
+            held = self._device_bytes + self.host_is_device * self._host_bytes - self._used_bytes
+            self._steps.begin(self._totals(), held)
 
-    def _gain(self) -> int:
-        raw, encoded = self._totals()
-        return gained_bytes(raw, encoded, host_is_device=self.host_is_device)
+    def begin_backward(self) -> None:
+        """A backward begins."""
+        with self._lock:
+            if self.moves:
+                self._count_moves()
+            self.held_at_backward = self._device_bytes + self._host_bytes
+            self._steps.begin_backward()
 
-    def _totals(self) -> tuple[int, int]:
+    def _totals(self) -> Totals:
         codecs = self.by_codec.values()
-        return sum(one.raw for one in codecs), sum(one.encoded for one in codecs)
+        raw, encoded = sum(one.raw for one in codecs), sum(one.encoded for one in codecs)
+        gained = gained_bytes(raw, encoded, host_is_device=self.host_is_device)
+        once, by_save, early = map(_copied, (self.kept_once, self.kept, self.kept_early))
+        return Totals(raw, gained, encoded, once, by_save, early)
 
     def count_kept(self) -> None:
         """Count the tensors that were saved since the last call without being counted then."""
@@ -132,19 +156,22 @@ class Counters:
                 entry = self.kept[reason]
                 entry[0] += n
                 entry[1] += nbytes
+            if self.by_goal_once:
+                self._steps.goal_once_bytes += _take_all(self.by_goal_once)[1]
             stayed_bytes = self._count_stayed() if self.stayed else 0
+            self._steps.stayed_bytes += stayed_bytes
+            self._note_peaks()
             # Nobody has noticed when these tensors were freed. They were there at the end of
             # the forward, where most steps have their peak.
-            device = self._step_peak_device + stayed_bytes
+            device = self._before_device + stayed_bytes
             if device > self._peak_device:
                 self._peak_device = device
-            saved_bytes = self._step_peak_saved + stayed_bytes
+            saved_bytes = self._before_saved + stayed_bytes
             if saved_bytes > self._peak_saved:
                 self._peak_saved = saved_bytes
             if saved_bytes > self._peak_since:
                 self._peak_since = saved_bytes
-            self._step_peak_device = self._device_bytes
-            self._step_peak_saved = self._device_bytes + self._host_bytes
+            self._before_device = self._before_saved = 0
             if self.hits:
                 n, hits = _take_all(self.hits)
                 self.prefetch_hits += hits
@@ -157,6 +184,19 @@ class Counters:
                     totals = self.by_codec[way]
                     totals.count += n
                     totals.raw += nbytes
+
+    def _note_peaks(self) -> None:
+        # Under the lock: those since the last call, and begin anew.
+        device, saved = self._step_peak_device, self._step_peak_saved
+        if device > self._before_device:
+            self._before_device = device
+        if saved > self._before_saved:
+            self._before_saved = saved
+        held = (saved if self.host_is_device else device) - self._used_bytes
+        if held > self._steps.peak_bytes:
+            self._steps.peak_bytes = held
+        self._step_peak_device = self._device_bytes
+        self._step_peak_saved = self._device_bytes + self._host_bytes
 
     def _count_moves(self) -> None:
         # Under the lock.
@@ -200,7 +240,7 @@ class Counters:
         stayed_bytes, n = 0, len(self.stayed)  # others may append meanwhile
         self.packed += n
         for reason, nbytes in islice(iter(self.stayed.popleft, None), n):
-            entry = self.kept[reason]
+            entry = self.kept_once[reason]
             entry[0] += 1
             entry[1] += nbytes
             stayed_bytes += nbytes
@@ -209,9 +249,16 @@ class Counters:
     def stay(self, reason: str, nbytes: int, by: int = 1) -> None:
         """Count a packed tensor that stays on the device after all; ``by=-1`` takes this back."""
         with self._lock:
-            entry = self.kept[reason]
+            entry = self.kept_once[reason]
             entry[0] += by
             entry[1] += by * nbytes
+
+    def stay_early(self, reason: str, nbytes: int) -> None:
+        """Count a tensor that stays on the device, and has been counted as gone."""
+        with self._lock:
+            entry = self.kept_early[reason]
+            entry[0] += 1
+            entry[1] += nbytes
 
     def share(self) -> None:
         """Count a saved tensor that the engine already holds."""
@@ -247,12 +294,27 @@ class Counters:
         if self.timeline is not None:
             self._draw()
 
+    def use(self, nbytes: int) -> None:
+        """Add to the bytes that autograd uses and the engine does not hold; negative: subtract.
+
+        They are among ``device_bytes``, and not among those that `Steps` compares.
+        """
+        with self._lock:
+            if self.moves:
+                self._count_moves()
+            self._note_peaks()
+            self._used_bytes += nbytes
+            self._device_bytes += nbytes
+            self._step_peak_device = self._device_bytes
+            self._step_peak_saved = self._device_bytes + self._host_bytes
+        self._draw()
+
     def recount(self, *, device: int, host: int) -> None:
         """Set the bytes that the engine holds, as added up again after an interrupt."""
         with self._lock:
             if self.moves:
                 self._count_moves()
-            self._device_bytes, self._host_bytes = device, host
+            self._device_bytes, self._host_bytes = device + self._used_bytes, host
             self.interrupted = False
 
     def _draw(self) -> None:
@@ -365,22 +427,32 @@ class Counters:
         """A snapshot of the current counts."""
         self.count_kept()
         with self._lock:
-            raw, encoded = self._totals()
+            totals = self._totals()
+            kept = together(totals.once, totals.by_save, totals.early)
+            step, recent_peak_bytes = self._steps.last(totals)
             return Stats(
                 packed=self.packed,
                 swapped=self.swapped,
                 deduplicated=self.deduplicated,
-                kept_by_reason={why: n for why, (n, _) in self.kept.items() if n},
-                kept_bytes_by_reason={why: nbytes for why, (n, nbytes) in self.kept.items() if n},
-                raw_bytes=raw,
-                encoded_bytes=encoded,
+                kept_by_reason={why: n for why, (n, _) in kept.items()},
+                kept_bytes_by_reason={why: nbytes for why, (_, nbytes) in kept.items()},
+                subclasses=dict(self.subclasses),
+                raw_bytes=totals.raw_bytes,
+                encoded_bytes=totals.encoded_bytes,
                 by_codec={name: dataclasses.replace(c) for name, c in self.by_codec.items()},
                 device_bytes=self._device_bytes,
                 host_bytes=self._host_bytes,
                 peak_device_bytes=self._peak_device,
                 peak_host_bytes=self._peak_host,
                 peak_saved_bytes=self._peak_saved,
-                step_gained_bytes=self._step_gained,
+                steps=self._steps.n,
+                step_peak_bytes=step.peak_bytes,
+                step_plain_bytes=step.plain_bytes,
+                step_gained_bytes=step.gained_bytes,
+                step_encoded_bytes=step.encoded_bytes,
+                step_kept_by_reason={why: n for why, (n, _) in step.kept.items()},
+                step_kept_bytes_by_reason={why: nbytes for why, (_, nbytes) in step.kept.items()},
+                recent_peak_bytes=recent_peak_bytes,
                 host_is_device=self.host_is_device,
                 prefetch_hits=self.prefetch_hits,
                 prefetch_misses=self.prefetch_misses,
@@ -399,3 +471,11 @@ def _take_all(saved: deque[int]) -> tuple[int, int]:
     # Number and sum, of those that are there now: other threads may append meanwhile.
     n = len(saved)
     return n, sum(islice(iter(saved.popleft, None), n))
+
+
+def _no_tensors() -> defaultdict[str, list[int]]:
+    return defaultdict(lambda: [0, 0])
+
+
+def _copied(kept: dict[str, list[int]]) -> Kept:
+    return {reason: (n, nbytes) for reason, (n, nbytes) in kept.items()}

@@ -21,8 +21,14 @@ class Reason(NamedTuple):
     remedy: str
 
 
+SMALL: Final = "small"
+SUBCLASS: Final = "subclass"
+
+NOT_WORTH_IT: Final = "none: to swap one takes more time than its bytes are worth"
+"""Remedy of small tensors for which a lower ``min_bytes`` changes nothing."""
+
 REASONS: Final[dict[str, Reason]] = {
-    "small": Reason("below min_bytes", "lower min_bytes=, if they are many"),
+    SMALL: Reason("below min_bytes", "lower min_bytes="),
     "parameter": Reason(
         "weights, buffers, their views and casts", "none: they exist anyway and are never moved"
     ),
@@ -58,7 +64,7 @@ REASONS: Final[dict[str, Reason]] = {
     "layout": Reason(
         "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"
     ),
-    "subclass": Reason(
+    SUBCLASS: Reason(
         "of a tensor subclass: an input, or one that does not say what its parts are",
         "none: these are not swapped",
     ),

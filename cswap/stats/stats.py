@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+from cswap.advisor.rates import HOOKS_S, PRICES_S_PER_BYTE
 from cswap.display import visible
-from cswap.stats.keep_reasons import REASONS
+from cswap.stats.keep_reasons import NOT_WORTH_IT, REASONS, SMALL, SUBCLASS, Reason
+from cswap.stats.steps import PARAMETER
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
@@ -51,6 +53,7 @@ class Stats:
         kept_by_reason: packed tensors that stayed on the device, by reason
             (`cswap.stats.keep_reasons`).
         kept_bytes_by_reason: bytes of these tensors; a tensor that is saved twice counts twice.
+        subclasses: number of tensors that stayed for the reason "subclass", by class.
         raw_bytes: bytes of the swapped tensors before encoding.
         encoded_bytes: bytes of the swapped tensors after encoding.
         by_codec: totals per codec.
@@ -61,8 +64,22 @@ class Stats:
         peak_host_bytes: maximum of ``host_bytes``.
         peak_saved_bytes: maximum of their sum, likewise, over all steps: the first ones, in which
             choices are learned, may hold more than a step without cswap.
-        step_gained_bytes: bytes of device memory by which the saved tensors of the last step whose
-            backward has ended took less than without cswap; negative: they took more.
+        recent_peak_bytes: maximum of ``step_peak_bytes`` over the last 16 steps.
+        steps: number of steps whose backward has begun. The last of them is meant by ``step_...``,
+            without parameters: a step begins with a forward, after a backward, and ends where the
+            next one begins.
+        step_peak_bytes: most bytes of device memory that saved tensors held at a time; on a CPU,
+            with their encodings. Tensors that stay unwatched (small ones, those that stay as they
+            did in the step before) count as if they were there then.
+        step_plain_bytes: bytes that these tensors hold without cswap, when forward has ended. As in
+            ``packed``, small ones in modules that run without hooks are not among them, nor what
+            modules that run again as a whole (``recompute``) would save.
+        step_gained_bytes: bytes by which tensors that left took less than without cswap; negative:
+            they took more.
+        step_encoded_bytes: bytes of the encodings.
+        step_kept_by_reason: tensors that stayed on the device, by reason.
+        step_kept_bytes_by_reason: bytes of these tensors. One that is saved twice counts twice, but
+            for those that a goal's plan keeps.
         disk_bytes: bytes on disk now.
         peak_disk_bytes: maximum of ``disk_bytes``.
         host_is_device: whether tensors were swapped on a CPU, where host memory is also the
@@ -86,6 +103,7 @@ class Stats:
     deduplicated: int = 0
     kept_by_reason: dict[str, int] = field(default_factory=dict)
     kept_bytes_by_reason: dict[str, int] = field(default_factory=dict)
+    subclasses: dict[str, int] = field(default_factory=dict)
     raw_bytes: int = 0
     encoded_bytes: int = 0
     by_codec: dict[str, CodecStats] = field(default_factory=dict)
@@ -94,7 +112,14 @@ class Stats:
     peak_device_bytes: int = 0
     peak_host_bytes: int = 0
     peak_saved_bytes: int = 0
+    recent_peak_bytes: int = 0
+    steps: int = 0
+    step_peak_bytes: int = 0
+    step_plain_bytes: int = 0
     step_gained_bytes: int = 0
+    step_encoded_bytes: int = 0
+    step_kept_by_reason: dict[str, int] = field(default_factory=dict)
+    step_kept_bytes_by_reason: dict[str, int] = field(default_factory=dict)
     disk_bytes: int = 0
     peak_disk_bytes: int = 0
     host_is_device: bool = False
@@ -122,10 +147,25 @@ class Stats:
         """Reasons and remedies if little memory was saved, largest first; else empty."""
         return notes(self)
 
+    def gain(self) -> str:
+        """What the last step held at its peak, and without cswap, in one line."""
+        peak, plain = self.step_peak_bytes, self.step_plain_bytes
+        if not self.steps:
+            return "no step yet"
+        if not plain:
+            return "the last step saved nothing but parameters"
+        percent = round(100 * (plain - peak) / plain)
+        more = "more" if percent < 0 else "less"
+        return (
+            f"the last step held {show_bytes(peak)} of saved tensors at its peak, "
+            f"{show_bytes(plain)} without cswap: {abs(percent)} % {more}"
+        )
+
     def __str__(self) -> str:
         rows = [(k, _show(k, v)) for k, v in self.to_dict().items() if not isinstance(v, dict)]
         sizes = {why: show_bytes(n) for why, n in sorted(self.kept_bytes_by_reason.items())}
         rows += [(f"kept: {why}", f"{self.kept_by_reason[why]}, {n}") for why, n in sizes.items()]
+        rows += [(f"subclass {name}", str(n)) for name, n in sorted(self.subclasses.items())]
         rows += [(f"codec {name}", str(c)) for name, c in sorted(self.by_codec.items())]
         rows += [(f"guard: {what}", str(n)) for what, n in sorted(self.guard_fallbacks.items())]
         fallbacks = sorted(self.fallbacks_by_reason.items())
@@ -144,6 +184,11 @@ def _show(name: str, value: Any) -> str:
 NOTHING: Final = (
     "Autograd has saved nothing under these hooks: was forward run after install, in this thread, "
     "with gradients enabled?"
+)
+
+ONLY_PARAMETERS: Final = (
+    "Autograd has saved nothing but parameters, buffers, their views and casts: they exist anyway "
+    "and are never moved."
 )
 
 LITTLE: Final = 0.25
@@ -177,33 +222,74 @@ def notes(stats: Stats) -> list[str]:
         stats: the statistics of an engine.
 
     Returns:
-        No lines if the gain is a quarter or more of the saved tensors' bytes. Bytes are sums over
-        all steps, without parameters.
+        No lines if the gain is a quarter or more of the saved tensors' bytes. Bytes are those of
+        the last step, without parameters; before the first backward, all so far.
     """
     if not stats.packed:
         return [NOTHING]
-    kept = stats.kept_bytes_by_reason
-    whole = stats.raw_bytes + sum(kept.values()) - kept.get("parameter", 0)
-    gained = gained_bytes(stats.raw_bytes, stats.encoded_bytes, host_is_device=stats.host_is_device)
-    if whole and gained >= LITTLE * whole:
+    seen = _seen(stats)
+    if not seen.whole:
+        return [ONLY_PARAMETERS]
+    if seen.gained >= LITTLE * seen.whole:
         return []
-    share = gained / whole if whole else 0.0
-    head = f"Little was saved: {show_bytes(gained)} of {show_bytes(whole)} ({share:.0%}). Most of "
-    reasons = sorted(_reasons(stats, whole), reverse=True)
-    shown = [(n, text) for n, text in reasons if n > WORTH_SAYING * whole][:MOST_SHOWN]
+    gained = max(0, seen.gained)  # `Stats.gain` says how much more it was
+    head = (
+        f"Little was saved: {show_bytes(gained)} of {show_bytes(seen.whole)} "
+        f"({gained / seen.whole:.0%}). Most of "
+    )
+    reasons = sorted(_reasons(seen, stats), reverse=True)
+    shown = [(n, text) for n, text in reasons if n > WORTH_SAYING * seen.whole][:MOST_SHOWN]
     if not shown:
         return [head + "the rest is still on its way."]
     return [head + "the rest:", *(f"  {show_bytes(n)} {text}" for n, text in shown)]
 
 
-def _reasons(stats: Stats, whole: int) -> Iterator[tuple[int, str]]:
-    # Pairs of bytes and text. Parameters are named only if they are more than all other bytes.
-    for name, nbytes in stats.kept_bytes_by_reason.items():
-        reason = REASONS[name]
-        if name == "parameter" and nbytes <= whole:
+class _Seen(NamedTuple):
+    """Bytes of the last step: saved, gained and encoded; number and bytes of those that stay."""
+
+    whole: int
+    gained: int
+    encoded: int
+    n_kept: dict[str, int]
+    kept: dict[str, int]
+
+
+def _seen(stats: Stats) -> _Seen:
+    if stats.steps:
+        return _Seen(
+            stats.step_plain_bytes,
+            stats.step_gained_bytes,
+            stats.step_encoded_bytes,
+            stats.step_kept_by_reason,
+            stats.step_kept_bytes_by_reason,
+        )
+    raw, encoded, kept = stats.raw_bytes, stats.encoded_bytes, stats.kept_bytes_by_reason
+    gained = gained_bytes(raw, encoded, host_is_device=stats.host_is_device)
+    whole = raw + sum(kept.values()) - kept.get(PARAMETER, 0)
+    return _Seen(whole, gained, encoded, stats.kept_by_reason, kept)
+
+
+def _reasons(seen: _Seen, stats: Stats) -> Iterator[tuple[int, str]]:
+    # Pairs of bytes and text. Parameters are not named: of each, all uses in a step are counted.
+    for name, nbytes in seen.kept.items():
+        if name == PARAMETER:
             continue
-        yield nbytes, f"kept: {name} ({reason.why}). Remedy: {reason.remedy}."
-    if stats.host_is_device and stats.encoded_bytes:
-        why = f"ratio {stats.ratio:.2f}; on a CPU the gain is only the bytes that codecs remove"
+        reason, what = REASONS[name], name
+        if name == SMALL and nbytes < seen.n_kept.get(name, 0) * _least_bytes(stats):
+            mean = show_bytes(nbytes / seen.n_kept[name])
+            reason = Reason(f"{reason.why}, {mean} on average", NOT_WORTH_IT)
+        elif name == SUBCLASS and stats.subclasses:
+            most = sorted(stats.subclasses, key=lambda one: (-stats.subclasses[one], one))
+            what = f"{name} ({visible(', '.join(most[:MOST_SHOWN]))})"
+        yield nbytes, f"kept: {what} ({reason.why}). Remedy: {reason.remedy}."
+    if stats.host_is_device and seen.encoded:
+        ratio = (seen.encoded + seen.gained) / seen.encoded
+        why = f"ratio {ratio:.2f}; on a CPU the gain is only the bytes that codecs remove"
         remedy = 'lossy="int8"; see engine.explain() for ratios'
-        yield stats.encoded_bytes, f"encoded ({why}). Remedy: {remedy}."
+        yield seen.encoded, f"encoded ({why}). Remedy: {remedy}."
+
+
+def _least_bytes(stats: Stats) -> float:
+    # Of a tensor whose bytes are worth the time of the hooks alone.
+    kind = "cpu" if stats.host_is_device else "cuda"
+    return HOOKS_S[kind] / PRICES_S_PER_BYTE[kind]

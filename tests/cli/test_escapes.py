@@ -83,10 +83,16 @@ def test_a_models_names_in_stats_explanations_and_reports(swapped, printed, tmp_
 
 def test_printed_stats_and_explanations():
     stats = Stats(
-        by_codec={EVIL: CodecStats()}, guard_fallbacks={EVIL: 1}, fallbacks_by_reason={EVIL: 1}
+        by_codec={EVIL: CodecStats()},
+        guard_fallbacks={EVIL: 1},
+        fallbacks_by_reason={EVIL: 1},
+        packed=1,
+        kept_bytes_by_reason={"subclass": 1},
+        kept_by_reason={"subclass": 1},
+        subclasses={EVIL: 1},
     )
     assert is_clean(str(stats))
-    assert str(stats).count(SAFE) == 3
+    assert str(stats).count(SAFE) == 5
     explanation = Explanation(0, Site(EVIL), None, (), EVIL, EVIL)
     assert is_clean(str(explanation))
 

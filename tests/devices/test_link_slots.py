@@ -307,10 +307,12 @@ def test_a_tensor_that_is_wanted_early_is_its_own_memory(machine, codec):
     x = machine.tensor(NUMEL)
     packed = engine.pack(x)
     assert type(packed) is Away
+    engine.counters.begin_backward()
     assert engine.unpack(packed).data_ptr() == x.data_ptr()
     assert engine.stats.kept_by_reason["wanted_early"] == 1
     machine.cuda.synchronize()
     engine.collect()
+    assert engine.stats.step_plain_bytes == MIB  # though it is counted as gone, too
     assert engine.unpack(packed).data_ptr() != x.data_ptr()
     del packed, x
     assert_nothing_is_held(machine, engine)

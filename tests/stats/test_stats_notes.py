@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from cswap.hooks import Swapping
 from cswap.report import explain
 from cswap.stats.counters import Counters
 from cswap.stats.keep_reasons import REASONS
-from cswap.stats.stats import CodecStats, Stats, notes
+from cswap.stats.stats import ONLY_PARAMETERS, CodecStats, Stats, notes
 from cswap.units import show_bytes
 from tests.engine.engines import engine_over_a_link
 
@@ -134,10 +136,68 @@ def test_the_largest_reasons_come_first_with_bytes_and_remedy():
     assert len(said) == 4  # the small ones are too few to be worth a line
 
 
-def test_parameters_are_named_where_they_are_most_of_it():
+def test_of_parameters_no_bytes_are_named():
     said = notes(swapped(MIB, raw=MIB, parameter=412 * MIB))
-    assert said[1].startswith("  412.0 MiB kept: parameter (")
-    assert "never moved" in said[1]
+    assert [line.split(" (")[0] for line in said[1:]] == ["  1.0 MiB encoded"]
+    stats = Stats(packed=3, kept_bytes_by_reason={"parameter": 9})
+    assert notes(stats) == [ONLY_PARAMETERS]
+    assert notes(replace(stats, steps=1)) == [ONLY_PARAMETERS]
+
+
+def test_notes_are_of_the_last_step():
+    stats = Stats(
+        packed=900,
+        host_is_device=True,
+        raw_bytes=900 * MIB,
+        encoded_bytes=30 * MIB,
+        kept_bytes_by_reason={"does_not_pay": 2000 * MIB},
+        steps=100,
+        step_plain_bytes=29 * MIB,
+        step_gained_bytes=6 * MIB,
+        step_encoded_bytes=3 * MIB,
+        step_kept_by_reason={"does_not_pay": 2, "goal": 1},
+        step_kept_bytes_by_reason={"does_not_pay": 20 * MIB, "goal": 1},
+    )
+    said = notes(stats)
+    assert said[0] == "Little was saved: 6.0 MiB of 29.0 MiB (21%). Most of the rest:"
+    assert [line.split(" (")[0] for line in said[1:]] == [
+        "  20.0 MiB kept: does_not_pay",
+        "  3.0 MiB encoded",
+    ]
+    assert "ratio 3.00" in said[2]
+    assert notes(replace(stats, step_gained_bytes=8 * MIB)) == []
+    assert notes(replace(stats, step_gained_bytes=-1))[0].startswith("Little was saved: 0 B of 29")
+
+
+@pytest.mark.parametrize(("mean_bytes", "worth"), [(300, False), (60 << 10, False), (MIB, True)])
+def test_a_lower_min_bytes_is_proposed_where_it_changes_something(mean_bytes, worth):
+    stats = Stats(
+        packed=100,
+        host_is_device=True,
+        steps=1,
+        step_plain_bytes=100 * mean_bytes,
+        step_kept_by_reason={"small": 100},
+        step_kept_bytes_by_reason={"small": 100 * mean_bytes},
+    )
+    (line,) = notes(stats)[1:]
+    assert ("lower min_bytes" in line) == worth
+    assert (f"{show_bytes(mean_bytes)} on average" in line) == (not worth)
+
+
+class Marked(torch.Tensor):
+    """Of a class that says nothing of its parts."""
+
+
+def test_notes_and_stats_name_the_classes_that_stay():
+    with cswap.swapping(codec="raw", min_bytes=0) as engine:
+        x = torch.randn(64, 64).as_subclass(Marked).requires_grad_()
+        y = x.exp().sin()  # exp's result is saved before it is of the class
+        plain = torch.randn(8, requires_grad=True).exp()
+    stats = engine.stats
+    assert (stats.kept_by_reason["subclass"], stats.subclasses) == (1, {"Marked": 1})
+    assert "  16.0 KiB kept: subclass (Marked) (of a tensor subclass" in "\n".join(notes(stats))
+    assert re.search(r"^subclass Marked +1$", str(stats), re.MULTILINE)
+    del y, plain
 
 
 def test_a_gpus_encodings_count_as_gone_and_what_stayed_does_not():
@@ -194,7 +254,7 @@ def test_the_gain_of_a_step_is_that_of_one_step(by_a_model):
     if by_a_model:
         with cswap.install(model, **options) as handle:
             first, *others = gains(lambda: handle.stats, 5)
-            assert str(handle).startswith(f"cswap: {show_bytes(first)} less held by the last step")
+            assert str(handle).split("\n")[0] == f"cswap: {handle.stats.gain()}"
     else:
         with cswap.swapping(**options) as engine:
             first, *others = gains(lambda: engine.stats, 5)

@@ -151,7 +151,7 @@ class Link:
                     region.ahead = False
                     ahead.nbytes -= slot.nbytes
                 if first:
-                    self._counters.stay("wanted_early", slot.nbytes)
+                    self._counters.stay_early("wanted_early", slot.nbytes)
                 if stream is not region.stream:
                     memory.record_stream(stream)
             self.sources.let_go(max(0, self.sources.most_bytes - self.sources.came_bytes))
