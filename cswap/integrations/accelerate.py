@@ -18,7 +18,10 @@ from cswap.integrations.session import Session
 from cswap.removable import RemovedAtExit
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from cswap.integrations.options import Source
+    from cswap.option_types import SwapOptions
     from cswap.stats.stats import Stats
 
 __all__ = ["CswapPlugin"]
@@ -27,7 +30,9 @@ __all__ = ["CswapPlugin"]
 class CswapPlugin(RemovedAtExit):
     """Swaps the tensors that a prepared model saves until the ``with`` ends, whatever ends it."""
 
-    def __init__(self, accelerator: Any, source: Source | None = None, **options: Any) -> None:
+    def __init__(
+        self, accelerator: Any, source: Source | None = None, **options: Unpack[SwapOptions]
+    ) -> None:
         """Check the options.
 
         Args:

@@ -20,7 +20,10 @@ from cswap.integrations.options import read_options
 from cswap.integrations.session import Session
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from cswap.integrations.options import Source
+    from cswap.option_types import SwapOptions
     from cswap.stats.stats import Stats
 
 __all__ = ["CswapCallback"]
@@ -33,7 +36,7 @@ class CswapCallback(Callback):  # type: ignore[misc]
     ``log_every_n_steps`` steps of the trainer.
     """
 
-    def __init__(self, source: Source | None = None, **options: Any) -> None:
+    def __init__(self, source: Source | None = None, **options: Unpack[SwapOptions]) -> None:
         """Check the options.
 
         Args:

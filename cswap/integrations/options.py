@@ -38,6 +38,8 @@ class CswapArguments:
         cswap_exclude: ``exclude``, globs separated by commas.
         cswap_include: ``include``, likewise.
         cswap_remat: ``remat``.
+        cswap_fit: ``fit``.
+        cswap_slowdown: ``slowdown``.
     """
 
     cswap_lossy: str | None = field(
@@ -58,6 +60,12 @@ class CswapArguments:
     )
     cswap_remat: str | None = field(
         default=None, metadata={"help": "Whether cheap tensors are computed again: yes or no."}
+    )
+    cswap_fit: str | None = field(
+        default=None, metadata={"help": 'Device bytes of a step: "16GiB", "min" or "device".'}
+    )
+    cswap_slowdown: str | None = field(
+        default=None, metadata={"help": "Longest step, over that without cswap; default: 1.1."}
     )
 
 

@@ -73,8 +73,8 @@ class Session:
         """Figures since the last call, for a log.
 
         Returns:
-            ``cswap/held_mib``: most MiB that saved tensors have held at a time, encodings included,
-            since the start; ``cswap/saved_mib``: MiB that the last step has gained;
+            ``cswap/held_mib``: most MiB of device memory that saved tensors have held at a time, in
+            the last 16 steps; ``cswap/saved_mib``: MiB that the last step has gained;
             ``cswap/ratio``: raw over encoded bytes, since the start. Since the last call:
             ``cswap/remat_mib``: MiB that are computed again instead of stored;
             ``cswap/exposed_s``: seconds that the training waited for cswap;
@@ -83,7 +83,7 @@ class Session:
         now, before = self.stats, self._seen
         self._seen = now
         return {
-            "cswap/held_mib": now.peak_saved_bytes / MIB,
+            "cswap/held_mib": now.recent_peak_bytes / MIB,
             "cswap/saved_mib": now.step_gained_bytes / MIB,
             "cswap/ratio": now.ratio,
             "cswap/remat_mib": (_recomputed_bytes(now) - _recomputed_bytes(before)) / MIB,

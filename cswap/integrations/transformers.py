@@ -26,9 +26,10 @@ from cswap.removable import RemovedAtExit
 
 if TYPE_CHECKING:
     from torch import nn
-    from typing_extensions import Self
+    from typing_extensions import Self, Unpack
 
     from cswap.integrations.options import Source
+    from cswap.option_types import SwapOptions
     from cswap.stats.stats import Stats
 
 __all__ = ["CswapArguments", "CswapCallback"]
@@ -40,7 +41,7 @@ class CswapCallback(RemovedAtExit, TrainerCallback):  # type: ignore[misc]
     The figures are those of `cswap.integrations.session.Session.figures`.
     """
 
-    def __init__(self, source: Source | None = None, **options: Any) -> None:
+    def __init__(self, source: Source | None = None, **options: Unpack[SwapOptions]) -> None:
         """Check the options.
 
         Args:

@@ -83,6 +83,11 @@ def test_an_exception_leaves_nothing_on_the_model(network, rows, untouched):
     assert untouched(models[0])
 
 
+def test_a_misspelt_option_is_an_error_for_checkers_too():
+    with pytest.raises(ConfigError, match="Did you mean 'lossy'"):
+        CswapPlugin(accelerate.Accelerator(cpu=True), losy="int8")  # type: ignore[call-arg]
+
+
 def test_something_else_than_an_accelerator_is_refused():
     with pytest.raises(ConfigError, match="accelerator=str"):
         CswapPlugin("cpu")

@@ -13,6 +13,7 @@ except ImportError:
     lightning = pytest.importorskip("pytorch_lightning")
 
 from cswap.advisor.rates import PRICES_S_PER_BYTE
+from cswap.errors import ConfigError
 from cswap.integrations.lightning import CswapCallback
 
 OPTIONS = {"codec": "zvc", "min_bytes": 0}
@@ -65,6 +66,11 @@ def test_modules_are_known_inside_of_a_training_step(tmp_path, module, rows):
     callback = CswapCallback(OPTIONS, exclude="network.layers.0")
     fit(tmp_path, module(), rows(), callback)
     assert callback.stats.kept_by_reason["excluded"] > 0
+
+
+def test_a_misspelt_option_is_an_error_for_checkers_too():
+    with pytest.raises(ConfigError, match="Did you mean 'lossy'"):
+        CswapCallback(losy="int8")  # type: ignore[call-arg]
 
 
 def test_an_exception_leaves_nothing_on_the_model(tmp_path, module, rows, untouched):

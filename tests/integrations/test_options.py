@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch import nn
 
 from cswap import ConfigError, SwapConfig
 from cswap.integrations.options import CswapArguments, read_options
-from cswap.integrations.session import Session
+from cswap.integrations.session import MIB, Session
+from cswap.stats.steps import RECENT
 
 
 def test_options_come_from_any_source_and_names_override_them():
@@ -20,6 +23,8 @@ def test_options_come_from_any_source_and_names_override_them():
     assert read_options(SwapConfig(lossy="fp8", min_bytes=1024), {"lossy": "int8"}) == expected
     arguments = CswapArguments(cswap_lossy="int8", cswap_min_bytes="1KiB")
     assert read_options(arguments, {}) == expected
+    arguments = CswapArguments(cswap_fit="16GiB", cswap_slowdown="1.25")
+    assert read_options(arguments, {}) == SwapConfig(fit=16 << 30, slowdown=1.25)
 
 
 def test_options_come_from_files(tmp_path):
@@ -76,3 +81,17 @@ def test_figures_are_of_the_time_since_the_last_look(network, rows, untouched):
     session.stop()
     assert session.stats.swapped == swapped > 0
     assert untouched(model)
+
+
+def test_what_the_first_steps_held_leaves_the_figures():
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU())
+    session = Session(SwapConfig(codec="raw", min_bytes=0, remat=False))
+    session.start(model)
+    held = []
+    for n in range(RECENT + 1):
+        model(torch.randn(1024 if n == 0 else 32, 8)).sum().backward()
+        held.append(session.figures()["cswap/held_mib"])
+    session.stop()
+    assert set(held[:RECENT]) == {held[0]}
+    assert 0 < held[-1] < held[0] / 16
+    assert session.stats.peak_saved_bytes >= held[0] * MIB

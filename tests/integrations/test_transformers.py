@@ -12,6 +12,7 @@ pytest.importorskip("accelerate")
 
 import transformers
 
+from cswap.errors import ConfigError
 from cswap.integrations.transformers import CswapArguments, CswapCallback
 
 OPTIONS: dict[str, Any] = {"codec": "zvc", "min_bytes": 0}
@@ -85,12 +86,21 @@ def test_an_exception_leaves_nothing_on_the_model(tmp_path, network, rows, untou
 
 def test_options_are_command_line_arguments():
     parser = transformers.HfArgumentParser(CswapArguments)
+    words = ["--cswap_fit", "16GiB", "--cswap_slowdown", "1.25"]
+    (found,) = parser.parse_args_into_dataclasses(words)
+    config = CswapCallback(found)._session.config
+    assert (config.fit, config.slowdown) == (16 << 30, 1.25)
     words = ["--cswap_lossy", "int8", "--cswap_budget", "2GiB", "--cswap_remat", "no"]
     (found,) = parser.parse_args_into_dataclasses(words)
     config = CswapCallback(found)._session.config
     assert (config.lossy, config.budget, config.remat) == ("int8", 2 << 30, False)
     (found,) = parser.parse_args_into_dataclasses([])
     assert CswapCallback(found)._session.config.lossy == "off"
+
+
+def test_a_misspelt_option_is_an_error_for_checkers_too():
+    with pytest.raises(ConfigError, match="Did you mean 'lossy'"):
+        CswapCallback(losy="int8")  # type: ignore[call-arg]
 
 
 def test_gradient_checkpointing_is_spoken_of(tmp_path, rows, caplog):
