@@ -19,8 +19,8 @@ from cswap.advisor.advisor import EARLY
 from cswap.advisor.cheapest import HYSTERESIS, MARGIN
 from cswap.advisor.pricing import PRICINGS
 from cswap.codecs import registry
-from cswap.install_hint import to_install
 from cswap.fit.explained import WHYS
+from cswap.install_hint import to_install
 from cswap.stats.keep_reasons import REASONS, Reason
 from cswap.stats.stats import Stats
 
