@@ -99,9 +99,14 @@ def seconds_of(problem: Problem, plan: FitPlan) -> float | None:
     """
     if problem.over_link is None:
         return problem.added_s(plan)
-    program = WayProgram(problem, every_way=True)
-    found = program.solve(limit_bytes=MOST_BYTES, limit_s=math.inf, like=plan)
+    found = _with_copies(problem, plan)
     return None if found is None else found.added_s
+
+
+def _with_copies(problem: Problem, plan: FitPlan) -> FitPlan | None:
+    # The same ways, with copies that computation hides; None: nobody can say.
+    program = WayProgram(problem, every_way=True)
+    return program.solve(limit_bytes=MOST_BYTES, limit_s=math.inf, like=plan)
 
 
 def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) -> FitPlan | None:
@@ -125,13 +130,16 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
     if other.peak_bytes > most_bytes(limit_bytes):
         return best
     other = _priced(problem, other, exact=exact)
+    if best is not None and other.peak_bytes > most_bytes(limit_bytes):
+        return best
     return _better(problem, best, other, lambda plan: plan.added_s)
 
 
 def _priced(problem: Problem, found: FitPlan, *, exact: bool) -> FitPlan:
-    # The greedy search prices copies as if no computation hid them.
-    added_s = seconds_of(problem, found) if exact else None
-    return found if added_s is None else replace(found, added_s=added_s)
+    # The greedy search counts copies as if no computation hid them, and none as under way.
+    if problem.over_link is None or not exact:
+        return found
+    return _with_copies(problem, found) or found
 
 
 def _better(
@@ -169,6 +177,8 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
     best = min(found, key=lambda plan: plan.peak_bytes, default=None)
     off_peak = problem.over_link is None and math.isfinite(limit_s)
     other = _priced(problem, greedy(problem, 0.0, limit_s), exact=exact)
+    if best is not None and other.added_s > limit_s:
+        return best
     return _better(
         problem, best, other, lambda plan: worth(problem, plan) if off_peak else plan.peak_bytes
     )
