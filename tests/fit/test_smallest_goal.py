@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
@@ -22,19 +23,20 @@ if TYPE_CHECKING:
 STEPS = 20
 
 
-def convolutions(n_in, n_out):
+def convolutions(n_in, n_out, norm):
     return nn.Sequential(
-        *(nn.Conv2d(n_in, n_out, 3, padding=1), nn.GroupNorm(4, n_out), nn.SiLU()),
-        *(nn.Conv2d(n_out, n_out, 3, padding=1), nn.GroupNorm(4, n_out), nn.SiLU()),
+        *(nn.Conv2d(n_in, n_out, 3, padding=1), norm(n_out), nn.SiLU()),
+        *(nn.Conv2d(n_out, n_out, 3, padding=1), norm(n_out), nn.SiLU()),
     )
 
 
 class UNet(nn.Module):
     """Two levels with a skip between them, concatenation and upsampling."""
 
-    def __init__(self):
+    def __init__(self, norm=partial(nn.GroupNorm, 4)):  # noqa: B008
         super().__init__()
-        self.down, self.below, self.up = (convolutions(*n) for n in ((3, 8), (8, 16), (24, 8)))
+        sizes = (3, 8), (8, 16), (24, 8)
+        self.down, self.below, self.up = (convolutions(*n, norm) for n in sizes)
         self.head = nn.Conv2d(8, 2, 1)
 
     def forward(self, x):
@@ -97,10 +99,10 @@ NETS = {
 class Run(nn.Module):
     """A net with its loss, and steps of its training; the same for the same seed."""
 
-    def __init__(self, kind, seed):
+    def __init__(self, kind, seed, nets=None):
         super().__init__()
         torch.manual_seed(seed)
-        make, shape = NETS[kind]
+        make, shape = (NETS if nets is None else nets)[kind]
         self.net, self.batch = make(), torch.randn(shape)
         self.probe: Callable[[], AbstractContextManager[None]] = nullcontext
         self.optimizer = torch.optim.AdamW(self.net.parameters(), 1e-3)
