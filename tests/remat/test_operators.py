@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch.nn import functional
 from cswap.remat.record import same_bits
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
     from tests.remat.conftest import Engine
 
@@ -21,25 +21,9 @@ if TYPE_CHECKING:
 
 REAL = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
-INDICES = torch.tensor([3, 0, 0, 2, 1])
-
-
-def rows(x: torch.Tensor) -> torch.Tensor:
-    """A table of rows."""
-    return x if x.dim() == 2 else rows(x[0])
-
-
 def cube(x: torch.Tensor) -> torch.Tensor:
     """With three dimensions to be padded."""
     return x.view(1, *x.shape) if x.dim() == 4 else x.unsqueeze(-1).expand(*x.shape, 2)[None]
-
-
-def bag(
-    table: torch.Tensor, mode: str, offsets: Sequence[int] = (0, 2, 2), **options: Any
-) -> torch.Tensor:
-    """Sums, means or maxima of rows."""
-    indices, starts = INDICES % len(table), torch.tensor(offsets)
-    return functional.embedding_bag(indices, table, starts, mode=mode, **options)
 
 
 UNARY: dict[str, tuple[str, Function]] = {
@@ -87,19 +71,6 @@ UNARY: dict[str, tuple[str, Function]] = {
     "reshape": ("clone", lambda x: x.transpose(-2, -1).reshape(x.shape[0], -1)),
     "flatten": ("clone", lambda x: x.expand(2, *x.shape).flatten(0, 1)),
     "index_select": ("index_select", lambda x: x.index_select(-1, torch.tensor([0, 1, 1, 0]))),
-    "gather": ("gather", lambda x: x.gather(-1, torch.zeros(x.shape, dtype=torch.long))),
-    "embedding": ("embedding", lambda x: functional.embedding(INDICES % len(rows(x)), rows(x))),
-    "embedding_bag": ("embedding_bag", lambda x: bag(rows(x), "sum")),
-    "embedding_bag_mean": ("embedding_bag", lambda x: bag(rows(x), "mean", padding_idx=0)),
-    "embedding_bag_max": ("embedding_bag", lambda x: bag(rows(x), "max")),
-    "embedding_bag_ends": (
-        "embedding_bag",
-        lambda x: bag(rows(x), "sum", [0, 2, 2, 5], include_last_offset=True),
-    ),
-    "embedding_bag_weights": (
-        "embedding_bag",
-        lambda x: bag(rows(x), "sum", per_sample_weights=torch.arange(5).to(x.dtype)),
-    ),
     "pad": ("pad", lambda x: functional.pad(x, (1, 2))),
     "pad_first": ("pad", lambda x: functional.pad(x, (0, 0) * (x.dim() - 1) + (2, 0), value=2.5)),
     "pad_last": ("pad", lambda x: functional.pad(x, (-1, 0, 0, 3), value=-0.0)),

@@ -1,24 +1,19 @@
-"""Parameters from which casts and rows of them are computed again: `Leaves`.
+"""Parameters from which their casts are computed again: `Leaves`.
 
 Note [a parameter may change before backward]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-Autocast makes a copy of each weight in a lower precision, and autograd holds it until backward. So
-it does with rows of a table, as an embedding makes them. Both are computed again from the
-parameter, which exists anyway, and which may change:
+Autocast makes a copy of each weight in a lower precision, and autograd holds it until backward. It
+is computed again from the weight, which exists anyway, and which may change:
 
-* before the result is saved. Whoever keeps autocast's cache from step to step saves casts of
-  earlier values. So the operator's node has to be of this step, and the parameter has to be as it
-  was when the step began.
+* before the cast is saved. Whoever keeps autocast's cache from step to step saves casts of earlier
+  values. So the node of the cast has to be of this step, and the parameter has to be as it was when
+  the step began.
 * after that. In front of each step of torch's optimizers, the casts of its parameters that wait
-  for a backward are made, and tables are copied. If somebody else writes the parameter, backward
-  raises an error. So that no program meets it that does this in every step, a result is computed
-  again only if nobody but the optimizer has written its parameter in the step before. Without an
-  optimizer of torch, none is.
+  for a backward are made. If somebody else writes the parameter, backward raises an error. So that
+  no program meets it that does this in every step, a cast is computed again only if nobody but the
+  optimizer has written its parameter in the step before. Without an optimizer of torch, none is.
 
 A parameter whose memory was replaced (``.data``) counts as written.
-
-The copy of a table may be larger than the rows that it is for. So it is made once: from then on,
-rows of this table are stored.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from cswap.remat.reads import HeldLeaf, NotFoundError, NotYetError
+from cswap.remat.reads import HeldLeaf, NotFoundError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,28 +38,27 @@ _State: TypeAlias = tuple[int, int, torch.dtype]
 
 
 class _Known:
-    """A parameter of which casts or rows are saved.
+    """A parameter whose casts are saved.
 
     Attributes:
         leaf: the parameter.
         begun: its state when the step began, or when it was saved first.
         is_clean: whether it was in that state still when an optimizer came to it last.
-        was_copied: whether an optimizer came to it before a backward that needs rows of it.
     """
 
-    __slots__ = ("begun", "is_clean", "leaf", "was_copied")
+    __slots__ = ("begun", "is_clean", "leaf")
 
     def __init__(self, leaf: torch.Tensor) -> None:
         self.leaf = weakref.ref(leaf)
         self.begun = _state(leaf)
-        self.is_clean = self.was_copied = False
+        self.is_clean = False
 
 
 class KeptLeaf(HeldLeaf):
     """A parameter with the value that it had in forward.
 
     Attributes:
-        tensor: the parameter; or its cast or copy, if an optimizer has changed it since.
+        tensor: the parameter; or its cast, if an optimizer has changed it since.
     """
 
     __slots__ = ("__weakref__", "_dtype", "_state", "tensor")
@@ -81,16 +75,11 @@ class KeptLeaf(HeldLeaf):
         """
         if _state(self.tensor) != self._state:
             raise RuntimeError(
-                "a saved tensor is to be computed again from a parameter of shape "
+                "a saved cast is to be computed again from a parameter of shape "
                 f"{[*self.tensor.shape]} that has been modified by an inplace operation, or "
-                "whose memory was replaced, since forward. remat=False stores such tensors."
+                "whose memory was replaced, since forward. remat=False holds casts."
             )
         return self.tensor
-
-    @property
-    def copies(self) -> bool:
-        """Whether `cast` makes a copy as large as the parameter."""
-        return self._dtype is self.tensor.dtype
 
     def cast(self, casts: dict[tuple[int, torch.dtype], torch.Tensor]) -> None:
         """Hold the cast: the parameter is about to be written.
@@ -108,7 +97,7 @@ class KeptLeaf(HeldLeaf):
 
 
 class Leaves:
-    """The parameters of one engine of which casts or rows are saved. See the top.
+    """The parameters of one engine whose casts are saved. See the top.
 
     Attributes:
         known: by identity.
@@ -136,16 +125,15 @@ class Leaves:
         self._forget()
 
     def hold(self, leaf: torch.Tensor, dtype: torch.dtype, number: int) -> KeptLeaf:
-        """Hold a parameter instead of an operator's result.
+        """Hold a parameter instead of its cast.
 
         Args:
             leaf: the parameter, strided.
-            dtype: of the result, a cast or rows.
-            number: sequence number of the operator's node.
+            dtype: of the cast.
+            number: sequence number of the cast's node.
 
         Raises:
-            NotFoundError: the result may be of another value.
-            NotYetError: the parameter is seen for the first time.
+            NotFoundError: the cast may be of another value.
         """
         known = self.known.get(id(leaf))
         if known is None or known.leaf() is not leaf:
@@ -154,14 +142,13 @@ class Leaves:
                 self._is_hooked = True
                 hook = register_optimizer_step_pre_hook(_PreHook(weakref.ref(self)))
                 weakref.finalize(self, hook.remove)
-            raise NotYetError
+            raise NotFoundError
         if (
             self._several
             or not known.is_clean
             or number < self._first
             or get_ident() != self._thread
             or known.begun != _state(leaf)
-            or (known.was_copied and dtype is leaf.dtype)
         ):
             raise NotFoundError
         held = KeptLeaf(leaf, dtype)
@@ -184,8 +171,6 @@ class Leaves:
         for reference in tuple(self._held):
             held = reference()
             if held is not None and id(held.tensor) in written:
-                known = self.known[id(held.tensor)]
-                known.was_copied = known.was_copied or held.copies
                 held.cast(casts)
 
     def _forget(self) -> None:
