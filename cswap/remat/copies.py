@@ -1,7 +1,7 @@
-"""Operators that copy, repeat or pad. Their results are often larger than the source.
+"""Operators that copy, repeat or select elements. Their results are often larger than the source.
 
-A model with grouped heads repeats keys and values; a U-Net upsamples; a window attention pads. All
-of them save the copies, for the operator after them. tables.py has those that select rows.
+A graph net selects a row of its nodes for every edge; a model with grouped heads repeats keys and
+values; a U-Net upsamples. All of them save the copies, for the operator after them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ _aten = torch.ops.aten
 _UNSAVED: Final = (Operand(None, 0),)
 
 
+def _index_select(x: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tensor:
+    return torch.index_select(x, dim, index)
+
+
 def _cat(*arguments: torch.Tensor | int) -> torch.Tensor:
     *tensors, dim = arguments
     return torch.cat(tensors, dim)  # type: ignore[arg-type] # the last one is the number
@@ -30,7 +34,7 @@ def _stack(*arguments: torch.Tensor | int) -> torch.Tensor:
     return torch.stack(tensors, dim)  # type: ignore[arg-type] # the same
 
 
-def _by_name(name: str) -> Callable[..., torch.Tensor]:
+def _upsampled(name: str) -> Callable[..., torch.Tensor]:
     return getattr(_aten, name).default  # type: ignore[no-any-return]
 
 
@@ -48,7 +52,7 @@ def _nearest(name: str, scales: tuple[str, ...]) -> dict[str, Operator]:
     return {
         f"UpsampleNearest{exact}{len(scales)}DBackward0": Operator(
             "upsample",
-            _by_name(f"{'_' * bool(exact)}upsample_nearest{exact.lower() and '_exact'}{name}"),
+            _upsampled(f"{'_' * bool(exact)}upsample_nearest{exact.lower() and '_exact'}{name}"),
             _UNSAVED,
             ("output_size", *scales),
             "copy",
@@ -57,33 +61,17 @@ def _nearest(name: str, scales: tuple[str, ...]) -> dict[str, Operator]:
     }
 
 
-def _pad(kind: str, name: str) -> dict[str, Operator]:
-    # Their nodes save the argument, too, but its values may be gone: unread.py.
-    function = _by_name(f"{name}_pad{kind.lower()}")
-    return {
-        f"{name.capitalize()}Pad{kind}Backward0": Operator(
-            "pad", function, _UNSAVED, ("padding",), "copy"
-        )
-    }
-
-
 _POOL: Final = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
 
 COPIES: Final[dict[str, Operator]] = {
+    "IndexSelectBackward0": Operator(
+        "index_select", _index_select, (Operand(None, 0), Operand("index")), ("dim",), "copy"
+    ),
     "RepeatBackward0": Operator("repeat", torch.Tensor.repeat, _UNSAVED, ("repeats",), "copy"),
     "RollBackward0": Operator("roll", torch.roll, _UNSAVED, ("shifts", "dims"), "copy"),
     "FlipBackward0": Operator("flip", torch.flip, _UNSAVED, ("dims",), "copy"),
     "CatBackward0": Operator("cat", _cat, (), ("dim",), "copy", every_edge=True),
     "StackBackward0": Operator("stack", _stack, (), ("dim",), "copy", every_edge=True),
-    "ConstantPadNdBackward0": Operator(
-        "pad", torch.constant_pad_nd, _UNSAVED, ("pad",), "copy", "fill"
-    ),
-    **_pad("1D", "reflection"),
-    **_pad("2D", "reflection"),
-    **_pad("3D", "reflection"),
-    **_pad("1D", "replication"),
-    **_pad("2D", "replication"),
-    **_pad("3D", "replication"),
     **_nearest("1d", ("scales",)),
     **_nearest("2d", ("scales_h", "scales_w")),
     **_nearest("3d", ("scales_d", "scales_h", "scales_w")),

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.remat.reads import NotFoundError
 from cswap.remat.record import Remat
-from cswap.remat.rows import Rows
-from cswap.remat.search import Limits, Search, has_own_memory, is_result
+from cswap.remat.search import Limits, Rows, Search, has_own_memory, is_result
 from cswap.remat.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,7 +46,7 @@ class Finder:
             products: whether matrix products and convolutions run again, too.
             keep: makes a packed object of a tensor that autograd holds itself, saved while no hooks
                 were on; None: such tensors are no inputs.
-            hold: holds a parameter as it is; None: nobody does.
+            hold: holds a parameter instead of its cast; None: nobody does.
         """
         rows = Rows(products=products)
         self._limits = Limits(rows, tolerance, keep, hold, max_depth, max_passes, through_unsaved)
@@ -115,7 +114,7 @@ class Finder:
                 if row is None or not is_result(base, node, row):
                     return None
             settings = Settings.current(product=formula.product)
-            found = formula.recognition.again(base, self._keep, self._hold)
+            found = formula.recognition.again(node, formula.nbytes, self._keep, self._hold)
         except (NotFoundError, AttributeError):
             return None
         if found is None:

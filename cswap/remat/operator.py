@@ -23,14 +23,12 @@ class Operand:
             argument has to be saved.
         optional: whether an empty slot means that the argument was not given.
         sizes: name of the saved sizes of the argument, which are empty if it was not given.
-        parameter: whether a parameter there is held as it is, and no copy of it.
     """
 
     slot: str | None
     edge: int | None = None
     optional: bool = False
     sizes: str | None = None
-    parameter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +41,7 @@ class Operator:
         operands: tensor arguments.
         constants: names of saved numbers.
         kind: class of its memory traffic.
-        extra: arguments that follow from the result: its dtype, its dtype and strides, its sizes,
-            or the number with which its border was filled.
+        extra: arguments that follow from the result: its dtype, or its dtype and strides.
         saves_result: whether the node saves its result, and so may have written in place.
         rounds_statistics: whether it is a norm whose statistics have the weights' dtype on a CPU.
         only: names of saved arguments, with the values with which alone it runs again.
@@ -52,8 +49,7 @@ class Operator:
         inexact: replaces ``function`` if inputs come from a lossy codec.
         in_place: by operand, the same as ``function``, written into that operand, which nobody else
             uses.
-        every_edge: whether there is an operand at each of the node's edges, and no other; together
-            they are as large as the result.
+        every_edge: whether there is an operand at each of the node's edges, and no other.
     """
 
     name: str
@@ -61,7 +57,7 @@ class Operator:
     operands: tuple[Operand, ...]
     constants: tuple[str, ...] = ()
     kind: Kind = "elementwise"
-    extra: Literal["", "dtype", "layout", "sizes", "fill"] = ""
+    extra: Literal["", "dtype", "layout"] = ""
     saves_result: bool = False
     rounds_statistics: bool = False
     only: tuple[tuple[str, object], ...] = ()

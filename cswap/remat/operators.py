@@ -39,7 +39,6 @@ from cswap.remat.norms import (
 )
 from cswap.remat.operator import Operand, Operator
 from cswap.remat.record import copy_with_strides
-from cswap.remat.tables import TABLES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -222,12 +221,9 @@ _ROWS: Final[dict[str, Operator]] = {
         "dropout", _dropout, (Operand(None, 0), Operand("result1")), ("p",), drops=True
     ),
     # Copies.
-    "ToCopyBackward0": Operator(
-        "cast", copy_with_strides, (Operand(None, 0, parameter=True),), (), "copy", "layout"
-    ),
+    "ToCopyBackward0": Operator("cast", copy_with_strides, _UNSAVED, (), "copy", "layout"),
     "CloneBackward0": Operator("clone", copy_with_strides, _UNSAVED, (), "copy", "layout"),
     **COPIES,
-    **TABLES,
     # Norms.
     "NativeLayerNormBackward0": Operator(
         "layer_norm",

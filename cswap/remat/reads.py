@@ -24,7 +24,7 @@ tensors that autograd holds itself are no inputs."""
 
 
 class HeldLeaf(abc.ABC):
-    """A parameter with the value that it had when an operator read it."""
+    """A parameter with the value that it had when a cast was made of it."""
 
     __slots__ = ()
 
@@ -38,10 +38,10 @@ class HeldLeaf(abc.ABC):
 
 
 Constant: TypeAlias = "torch.Tensor | complex | HeldLeaf"
-"""A copy of a small leaf, a number, or a parameter that is held."""
+"""A copy of a small leaf, a number, or a parameter of which there is a cast."""
 
 HoldLeaf: TypeAlias = "Callable[[torch.Tensor, torch.dtype, int], HeldLeaf]"
-"""Holds a parameter that a node of this sequence number has read for a result of this dtype."""
+"""Holds a parameter instead of its cast to a dtype, by a node of this sequence number."""
 
 MOST_CONSTANT_SHARE: Final = 64
 """A leaf is copied if it is at most 1/MOST_CONSTANT_SHARE of the tensor that it saves."""
@@ -84,10 +84,6 @@ class NotFoundError(Exception):
     """The tensor cannot be computed again and has to be stored."""
 
 
-class NotYetError(NotFoundError):
-    """A parameter is seen for the first time: it may be held from the next step on."""
-
-
 class What(enum.Enum):
     """Kinds of reads of a node."""
 
@@ -100,12 +96,7 @@ class What(enum.Enum):
     INPUT = "slot with a packed object"
     CONSTANT = "slot with a number that torch has wrapped"
     LEAF = "leaf that is copied"
-    PARAMETER = "parameter that the node with that number has read"
-    FILL = "number in the border of the result"
-
-
-RESULT: Final = -1
-"""In place of a node's number: it is the tensor that is read."""
+    CAST = "parameter of which the node with that number is a cast"
 
 
 class Read(NamedTuple):
@@ -113,8 +104,8 @@ class Read(NamedTuple):
 
     Attributes:
         what: its kind.
-        node: number of the node: the root is 0, then every `What.BELOW` adds one; or `RESULT`.
-        name: of the attribute, or number of the edge, of the output, or of the same node; or pads.
+        node: number of the node: the root is 0, then every `What.BELOW` adds one.
+        name: of the attribute, or number of the edge, of the output, or of the same node.
         found: by the search. Of an input: its facts, and its index among the inputs.
     """
 
@@ -199,15 +190,10 @@ class Reader:
         self._note(What.LEAF, node, "variable")
         return leaf(node.variable, nbytes)
 
-    def parameter(self, node: Any, user: Any, dtype: torch.dtype, hold: HoldLeaf) -> HeldLeaf:
-        """A parameter that is held. Args: node: of the parameter; others: see `held_leaf`."""
-        self._note(What.PARAMETER, node, self._numbers[id(user)], dtype)
-        return held_leaf(node.variable, user, dtype, hold)
-
-    def fill(self, base: torch.Tensor, pads: tuple[int, ...]) -> complex:
-        """The number with which a result was padded. Args: base: that one; pads: see `fills`."""
-        self.reads.append(Read(What.FILL, RESULT, pads, _filled(base, pads)))
-        return _fill(base, pads)
+    def cast(self, node: Any, cast: Any, dtype: torch.dtype, hold: HoldLeaf) -> HeldLeaf:
+        """The parameter of a cast. Args: node: of the parameter; others: see `held_leaf`."""
+        self._note(What.CAST, node, self._numbers[id(cast)], dtype)
+        return held_leaf(node.variable, cast, dtype, hold)
 
 
 def _signed(found: object) -> object:
@@ -279,13 +265,13 @@ def leaf(variable: torch.Tensor, nbytes: int) -> torch.Tensor:
     return variable.detach().clone()
 
 
-def held_leaf(variable: torch.Tensor, user: Any, dtype: torch.dtype, hold: HoldLeaf) -> HeldLeaf:
-    """A parameter that is held as it is.
+def held_leaf(variable: torch.Tensor, cast: Any, dtype: torch.dtype, hold: HoldLeaf) -> HeldLeaf:
+    """A parameter that is held instead of its cast.
 
     Args:
         variable: the leaf.
-        user: node of the operator that has read it.
-        dtype: of that one's result.
+        cast: node of the cast.
+        dtype: of the cast.
         hold: holds it.
 
     Raises:
@@ -293,7 +279,7 @@ def held_leaf(variable: torch.Tensor, user: Any, dtype: torch.dtype, hold: HoldL
     """
     if not _is_there(variable) or type(variable) is torch.Tensor:  # which may live for us alone
         raise NotFoundError
-    return hold(variable, dtype, user._sequence_nr())  # noqa: SLF001
+    return hold(variable, dtype, cast._sequence_nr())  # noqa: SLF001
 
 
 def _is_there(variable: torch.Tensor) -> bool:
@@ -315,33 +301,8 @@ def _variable(node: Any, _: str = "") -> tuple[torch.dtype, torch.device] | None
     return None if found is None else (found.dtype, found.device)
 
 
-def fills(pads: tuple[int, ...]) -> bool:
-    """Whether padding adds elements. Args: pads: before and after, of the last dimension first.
-
-    >>> fills((0, 0, -1, 2)), fills((0, -3))
-    (True, False)
-    """
-    return any(n > 0 for n in pads)
-
-
-def _fill(base: torch.Tensor, pads: tuple[int, ...]) -> complex:
-    # An element of the border; of the pads, one is positive.
-    if not base.numel():
-        return 0
-    at = next(i for i, n in enumerate(pads) if n > 0)
-    side = base.detach().select(-1 - at // 2, -(at % 2))
-    found: complex = side[(0,) * side.dim()].item()
-    return found
-
-
-def _filled(base: torch.Tensor, pads: tuple[int, ...]) -> str:
-    # Zeros have signs, and NaN equals nothing.
-    return repr(_fill(base, pads))
-
-
 LOOKS: Final[dict[What, Callable[[Any, Any], object]]] = {
     What.OUTPUT: _output,
     What.VARIABLE: _variable,
-    What.FILL: _filled,
 }
 """Reads of a node that are no attributes of it."""

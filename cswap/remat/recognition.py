@@ -100,21 +100,23 @@ class Recognition:
         self._constants = [
             (read, places.get(i))
             for i, read in enumerate(reads)
-            if read.what in (What.CONSTANT, What.LEAF, What.PARAMETER)
+            if read.what in (What.CONSTANT, What.LEAF, What.CAST)
         ]
         self._same = [(read.node, read.name) for read in reads if read.what is What.SAME]
         self._looks = [(LOOKS[read.what], read) for read in reads if read.what in LOOKS]
 
     def again(
         self,
-        base: torch.Tensor,
+        root: Any,
+        nbytes: int,
         keep: Keep | None,
         hold: HoldLeaf | None,
     ) -> tuple[tuple[object, ...], tuple[Constant, ...]] | None:
         """The inputs and constants of another tensor of the same call site; None: a read differs.
 
         Args:
-            base: this one.
+            root: the node that made this one.
+            nbytes: of the tensor.
             keep: see `Finder`.
             hold: see `Finder`.
 
@@ -122,8 +124,7 @@ class Recognition:
             NotFoundError: a number or a leaf is not of the kind that can be copied or held.
             AttributeError: a node was freed.
         """
-        nodes: list[Any] = [base.grad_fn] * self._n_nodes
-        nodes.append(base)  # see `RESULT`
+        nodes = [root] * self._n_nodes
         found: tuple[Any, ...] = ()
         own: tuple[int, ...] = ()
         for at, get, edges, hook, get_own, numbers in self._nodes:
@@ -172,7 +173,7 @@ class Recognition:
         for place, index in self._repeated:
             if found[place] is not read[index]:
                 return None
-        constants = self._read_constants(nodes, found, base.nbytes, hold)
+        constants = self._read_constants(nodes, found, nbytes, hold)
         return None if constants is None else (inputs, constants)
 
     def _read_constants(
@@ -188,12 +189,12 @@ class Recognition:
                 return None
         constants: list[Constant] = []
         for read, slot in self._constants:
-            if read.what is What.PARAMETER:
+            if read.what is What.CAST:
                 if hold is None:
                     return None
-                user, dtype = nodes[read.name], read.found
+                cast, dtype = nodes[read.name], read.found
                 assert isinstance(dtype, torch.dtype)  # see `Read`
-                constants.append(held_leaf(nodes[read.node].variable, user, dtype, hold))
+                constants.append(held_leaf(nodes[read.node].variable, cast, dtype, hold))
             elif slot is None:
                 constants.append(leaf(nodes[read.node].variable, nbytes))
             elif isinstance(found[slot], Packed):

@@ -32,36 +32,30 @@ import torch
 from cswap.remat.chain import Chain, PlannedStep, Value
 from cswap.remat.norms import FULL
 from cswap.remat.operator import Operator
-from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS
+from cswap.remat.operators import LEAST_DROPPED, NO_SIZES, RESULT_SLOTS, operator_of
 from cswap.remat.reads import (
     CLONE,
     NotFoundError,
-    NotYetError,
     Packed,
     Reader,
     facts_of,
-    fills,
     is_number,
 )
 from cswap.remat.recognition import Recognition
 from cswap.remat.record import VIEW, Formula, Layout, Remat
 from cswap.remat.settings import Settings
-from cswap.remat.upstream import find_holder
-from cswap.remat.views import View, constants_of
+from cswap.remat.upstream import find_holder, oldest_edge
+from cswap.remat.views import View, constants_of, view_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cswap.remat.operator import Operand
     from cswap.remat.reads import HoldLeaf, Keep
-    from cswap.remat.rows import Rows
 
 REDUCTION_PASSES: Final = 4
 """Number of passes of a reduction: over its input three times, and over its result. Weights and
 statistics are small."""
-
-PARTS_PASSES: Final = 2
-"""Passes of an operator that joins its operands."""
 
 DROPOUT_PASSES: Final = 4
 """Passes of dropout, besides those of a product: over the mask, and a choice of two tensors."""
@@ -80,6 +74,58 @@ class Limits:
     through_unsaved: bool
 
 
+class Rows:
+    """The rows of nodes in the tables of operators and of views."""
+
+    def __init__(self, *, products: bool) -> None:
+        """Args: products: see `operator_of`."""
+        self._products = products
+        self._rows: dict[type, Operator | View | None] = {}
+
+    def of(self, node: Any) -> Operator | View | None:
+        """The row of a node; None: its operator does not run again."""
+        # Every C++ node of a derivative formula has a Python type of its own, with its name.
+        kind = type(node)
+        try:
+            return self._rows[kind]
+        except KeyError:
+            pass
+        if issubclass(kind, torch.autograd.function.BackwardCFunction):  # a user's; may be freed
+            return None
+        name = kind.__name__
+        row = self._rows[kind] = operator_of(kind, products=self._products) or view_of(name)
+        return row
+
+    def is_hopeless(self, node: Any, row: Operator | View) -> bool:
+        """Whether an unsaved argument comes from a node that cannot run again.
+
+        This is checked before a search, because it holds for most tensors, such as sums of products
+        and activations of products.
+        """
+        if isinstance(row, View):
+            return self._is_lost(node.next_functions[0][0])
+        edges = row.unsaved(node)
+        if not edges or row.kind == "product":  # the bias may be absent
+            return False
+        below = node.next_functions
+        lost = [edge for edge in edges if self._is_lost(below[edge][0])]
+        if not lost:
+            return False
+        # Another operator may hold the older one of several arguments: see upstream.py.
+        return len(edges) == 1 or len(lost) > 1 or lost[0] != oldest_edge(node, edges)
+
+    def _is_lost(self, node: Any) -> bool:
+        while node is not None:
+            row = self.of(node)
+            if row is None:
+                name = type(node).__name__
+                return name != "AccumulateGrad" and name not in RESULT_SLOTS
+            if isinstance(row, Operator):
+                return False
+            node = node.next_functions[0][0]
+        return True  # without a history
+
+
 class Search:
     """One search for one tensor."""
 
@@ -91,10 +137,8 @@ class Search:
         self._version = base._version  # noqa: SLF001
         self._chain = Chain()
         self._read = Reader(node)
-        self._unseen = 0
-        self._passes = 0.0
-        self._share = 1.0  # of the result's size: the values that are being computed
-        self._product = self._not_yet = False
+        self._unseen = self._passes = 0
+        self._product = False
 
     def remat(self, row: Operator | View) -> Remat:
         """Find the record for the result of the node, whose row this is.
@@ -106,7 +150,7 @@ class Search:
         if not (has_own_memory(self._base) and is_result(self._base, node, row)):
             raise NotFoundError
         value = self._made_by(node, 0, row, self._layout.strides, 0)
-        if self._not_yet or not value.computed or self._version > value.depth:
+        if not value.computed or self._version > value.depth:
             raise NotFoundError
         if self._unseen and not self._limits.through_unsaved:
             raise NotFoundError
@@ -114,7 +158,7 @@ class Search:
             self._chain.steps(),
             self._layout,
             value.depth,
-            math.ceil(self._passes),
+            self._passes,
             self._unseen,
             self._version,
             type(node),
@@ -144,20 +188,29 @@ class Search:
                 raise NotFoundError
         if row.rounds_statistics:
             self._check_statistics(node, number, level)
-        if row.every_edge:
-            operands = self._parts(node, row, level)
-        else:
-            operands = self._operands(node, number, row, strides, level)
+        below = strides if row.keeps_strides else None
+        joins = len(row.unsaved(node)) > 1
+        held = self._held_parameter(node, number, level) if row.name == "cast" else None
+        operands = (
+            tuple([self._operand(node, o, below, level, joins) for o in row.operands_of(node)])
+            if held is None
+            else (held,)
+        )
         constants = tuple([self._read.argument(node, name) for name in row.constants])
+        if row.every_edge:  # in another step there may be more of them
+            for edge in range(len(operands)):
+                self._read.output(*self._read.below(node, edge))
         if row.drops:
             self._check_dropped(node, number, *constants)
+            self._passes += DROPOUT_PASSES
         if row.kind == "product":
             self._product = True
-            if row.name == "convolution" and self._is_on("cuda") and torch.backends.cudnn.benchmark:
+            on_gpu = self._layout.device.type == "cuda"
+            if row.name == "convolution" and on_gpu and torch.backends.cudnn.benchmark:
                 raise NotFoundError  # another kernel may be the fastest next time
         if row.extra:
-            constants += self._extra(node, number, row, strides, level, constants)
-        self._passes += _passes(row, len(operands)) * self._share
+            constants += self._extra(node, number, row, strides, level)
+        self._passes += REDUCTION_PASSES if row.kind == "reduction" else len(operands) + 1
         if self._passes > self._limits.max_passes:
             raise NotFoundError
         depth = 1 + max([0 if o is None else o.depth for o in operands])
@@ -169,48 +222,14 @@ class Search:
             computed=True,
         )
 
-    def _operands(
-        self,
-        node: Any,
-        number: int,
-        row: Operator,
-        strides: tuple[int, ...] | None,
-        level: int,
-    ) -> tuple[Value | None, ...]:
-        below = strides if row.keeps_strides else None
-        joins = len(row.unsaved(node)) > 1
-        found: list[Value | None] = []
-        for operand in row.operands:
-            held = self._held_parameter(node, number, operand, level)
-            found.append(held or self._operand(node, operand, below, level, joins))
-        return tuple(found)
-
-    def _parts(self, node: Any, row: Operator, level: int) -> tuple[Value | None, ...]:
-        # In another step there may be more of them, or others in size.
-        operands, read = row.operands_of(node), self._read
-        sizes = [read.output(*read.below(node, n))[2] for n in range(len(operands))]
-        numels = [math.prod(of_part) for of_part in sizes]
-        whole, found = self._share, list[Value | None]()
-        for operand, numel in zip(operands, numels, strict=True):
-            self._share = whole * numel / max(1, sum(numels))
-            found.append(self._operand(node, operand, None, level, len(operands) > 1))
-        self._share = whole
-        return tuple(found)
-
-    def _held_parameter(self, node: Any, number: int, operand: Operand, level: int) -> Value | None:
+    def _held_parameter(self, cast: Any, number: int, level: int) -> Value | None:
         # See Note [a parameter may change before backward] in engine/saved/leaves.py.
-        hold = self._limits.hold
-        if hold is None or not operand.parameter or operand.edge is None:
+        hold, leaf = self._limits.hold, cast.next_functions[0][0]
+        if hold is None or type(leaf).__name__ != "AccumulateGrad":
             return None
-        if type(node.next_functions[operand.edge][0]).__name__ != "AccumulateGrad":
-            return None
-        dtype = self._dtype(node, number, level)
-        leaf, _ = self._read.below(node, operand.edge)
-        try:
-            return self._chain.add_constant(self._read.parameter(leaf, node, dtype, hold))
-        except NotYetError:  # others of the chain are to be seen in this step, too
-            self._not_yet = True
-            return self._chain.add_constant(0)
+        dtype = self._dtype(cast, number, level)
+        leaf, _ = self._read.below(cast, 0)
+        return self._chain.add_constant(self._read.cast(leaf, cast, dtype, hold))
 
     def _viewed(self, node: Any, number: int, view: View, level: int) -> Value:
         below, below_number = self._read.below(node, 0)
@@ -304,12 +323,7 @@ class Search:
         row: Operator,
         strides: tuple[int, ...] | None,
         level: int,
-        constants: tuple[Any, ...],
     ) -> tuple[object, ...]:
-        if row.extra == "fill":
-            return (self._fill(node, *constants),)
-        if row.extra == "sizes":
-            return (self._sizes(node, number, level),)
         dtype = self._dtype(node, number, level)
         if row.extra == "dtype":
             return (dtype,)
@@ -323,22 +337,6 @@ class Search:
         if level == 0 and node is self._node:
             return self._layout.dtype
         return self._read.output(node, number)[0]
-
-    def _sizes(self, node: Any, number: int, level: int) -> tuple[int, ...]:
-        if level == 0 and node is self._node:
-            return self._layout.sizes
-        return self._read.output(node, number)[2]
-
-    def _fill(self, node: Any, pads: tuple[int, ...]) -> complex:
-        # The node does not say with which number it has padded: the border of its result does.
-        if not fills(pads):
-            return 0
-        if node is not self._node or not self._is_on("cpu"):  # a GPU's host would wait
-            raise NotFoundError
-        return self._read.fill(self._base, pads)
-
-    def _is_on(self, kind: str) -> bool:
-        return self._layout.device.type == kind
 
     def _device_below(self, node: Any) -> torch.device | None:
         below, number = self._read.below(node, 0)
@@ -363,14 +361,6 @@ class Search:
         leaf = self._read.variable(weight)
         if (self._layout.dtype if leaf is None else leaf[0]) not in FULL:
             raise NotFoundError
-
-
-def _passes(row: Operator, n_operands: int) -> int:
-    # Reads and writes of memory of the size of the operator's result.
-    if row.every_edge:
-        return PARTS_PASSES
-    passes = REDUCTION_PASSES if row.kind == "reduction" else n_operands + 1
-    return passes + DROPOUT_PASSES if row.drops else passes
 
 
 def has_own_memory(base: torch.Tensor) -> bool:

@@ -57,15 +57,6 @@ PAIRS: dict[str, tuple[Function, Function]] = {
     ),
     "depth of an input": (lambda x: (x @ x).tanh().neg(), lambda x: x.sin().tanh().neg()),
     "a dtype below": (lambda x: x.bfloat16().float(), lambda x: x.half().float()),
-    "a border": (lambda x: functional.pad(x, (1, 0)), lambda x: functional.pad(x, (1, 0), value=2)),
-    "the sign of a border's zero": (
-        lambda x: functional.pad(x, (0, 0, 0, 2)),
-        lambda x: functional.pad(x, (0, 0, 0, 2), value=-0.0),
-    ),
-    "a size of an operand of several": (
-        lambda x: torch.cat((x[:3].exp(), x[3:].exp())),
-        lambda x: torch.cat((x[:4].exp(), x[4:].exp())),
-    ),
     "a write": (torch.relu, lambda x: torch.relu_(x * 2)),
     "sizes": (torch.neg, lambda x: x.repeat(2, 1).tanh().neg()),
     "strides": (torch.neg, lambda x: x.t().neg()),

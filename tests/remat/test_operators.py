@@ -21,11 +21,6 @@ if TYPE_CHECKING:
 
 REAL = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 
-def cube(x: torch.Tensor) -> torch.Tensor:
-    """With three dimensions to be padded."""
-    return x.view(1, *x.shape) if x.dim() == 4 else x.unsqueeze(-1).expand(*x.shape, 2)[None]
-
-
 UNARY: dict[str, tuple[str, Function]] = {
     "gelu": ("gelu", functional.gelu),
     "gelu_tanh": ("gelu", lambda x: functional.gelu(x, approximate="tanh")),
@@ -71,27 +66,6 @@ UNARY: dict[str, tuple[str, Function]] = {
     "reshape": ("clone", lambda x: x.transpose(-2, -1).reshape(x.shape[0], -1)),
     "flatten": ("clone", lambda x: x.expand(2, *x.shape).flatten(0, 1)),
     "index_select": ("index_select", lambda x: x.index_select(-1, torch.tensor([0, 1, 1, 0]))),
-    "pad": ("pad", lambda x: functional.pad(x, (1, 2))),
-    "pad_first": ("pad", lambda x: functional.pad(x, (0, 0) * (x.dim() - 1) + (2, 0), value=2.5)),
-    "pad_last": ("pad", lambda x: functional.pad(x, (-1, 0, 0, 3), value=-0.0)),
-    "pad_some": ("pad", lambda x: functional.pad(x, (0, 0, 1, 0), value=float("-inf"))),
-    "crop": ("pad", lambda x: functional.pad(x, (-1, 0, 0, 0))),
-    "reflection": (
-        "pad",
-        lambda x: functional.pad(x, (1, 0) * (x.dim() - 2), mode="reflect"),
-    ),
-    "replication": (
-        "pad",
-        lambda x: functional.pad(x, (3, 1) * (x.dim() - 2), mode="replicate"),
-    ),
-    "reflection_cube": (
-        "pad",
-        lambda x: functional.pad(cube(x), (1, 0, 0, 0, 0, 0), mode="reflect"),
-    ),
-    "replication_cube": (
-        "pad",
-        lambda x: functional.pad(cube(x), (1, 0, 0, 1, 1, 0), mode="replicate"),
-    ),
     "repeat": ("repeat", lambda x: x.repeat(2, 1, *x.shape[2:])),
     "roll": ("roll", lambda x: torch.roll(x, (-2, 1), (0, -1))),
     "roll_flat": ("roll", lambda x: torch.roll(x, 3)),

@@ -274,15 +274,6 @@ def test_the_passes_of_a_chain(make_engine: Callable[..., Engine]) -> None:
         assert engine.found == found
 
 
-def test_the_passes_of_a_stack_of_many_operands(make_engine: Callable[..., Engine]) -> None:
-    # Together they are as large as the stack.
-    for most, found in ((3, []), (4, [">".join(["neg"] * 30) + ">stack"])):
-        engine = make_engine(max_passes=most)
-        with engine.hooks():
-            saver(torch.stack([-row for row in held(make_leaf(30, 20)).unbind()]))
-        assert engine.found == found
-
-
 def test_only_through_what_was_saved(make_engine: Callable[..., Engine]) -> None:
     engine = make_engine(through_unsaved=False)
     with engine.hooks():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
@@ -14,7 +13,6 @@ from torch.utils.checkpoint import checkpoint
 
 import cswap
 from cswap.remat.record import same_bits
-from tests.remat.conftest import FORMULAS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -331,25 +329,6 @@ def test_inputs_that_nobody_saved(engine: Engine) -> None:
         saver(torch.where(x > 0, held(x), 0.3))
         saver(held(x).masked_fill(x > 0, 0.3))
     assert engine.found == []
-
-
-def test_padding_whose_number_nobody_tells(engine: Engine) -> None:
-    with engine.hooks():
-        x = held(make_leaf(4, 10))
-        saver(functional.pad(x, (0, 1)).neg())  # its border is not in the result
-        saver(functional.pad(x, (-1, -1)).neg())  # it has none
-    assert engine.found == ["pad>neg"]
-
-
-def test_a_border_of_nan(engine: Engine, storing: Engine) -> None:
-    FORMULAS.clear()  # those that fit compare numbers, and NaN equals nothing
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        return saver(functional.pad(held(x), (0, 0, 1, 0), value=math.nan))[1:].sum()
-
-    grads = gradients(function, make_leaf(4, 10), engine, storing)
-    assert engine.found == ["pad"]
-    assert same_bits(*grads)
 
 
 def test_numbers_keep_their_kind(engine: Engine, storing: Engine) -> None:
