@@ -66,6 +66,11 @@ class InstallHandle(RemovedAtExit):
     def __str__(self) -> str:
         """The gain of the last step, the goal, and the reasons if little was saved."""
         stats, goal = self.stats, self.goal
+        if goal is not None and goal.phase == "compiling":
+            return (
+                "cswap: kernels are compiled beside the training, once per machine; until then, "
+                "steps run without cswap"
+            )
         lines = [f"cswap: {stats.gain()}"]
         if goal is not None:
             lines.append(str(goal))

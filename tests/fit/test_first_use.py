@@ -55,6 +55,7 @@ def test_steps_run_without_cswap_until_the_kernels_are_there(waiting, folder, ca
             goal: Any = handle.goal
             assert goal.phase == "compiling"
         assert handle.stats.packed == 0
+        assert str(handle).endswith("steps run without cswap")
         assert "beside the training" in caplog.text
         waiting.touch()
         wait(handle)
