@@ -269,30 +269,13 @@ class Counters:
     def admit(self, nbytes: int) -> None:
         """Count a saved tensor that the engine takes over."""
         with self._lock:
-            if self.moves:
-                self._count_moves()
             self.packed += 1
-            device = self._device_bytes = self._device_bytes + nbytes
-            if device > self._step_peak_device:  # no call: this is done for many tensors
-                self._step_peak_device = device
-            if device + self._host_bytes > self._step_peak_saved:
-                self._step_peak_saved = device + self._host_bytes
-        if self.timeline is not None:
-            self._draw()
+            self._hold(nbytes, 0)
 
     def hold(self, *, device: int = 0, host: int = 0) -> None:
         """Add to the bytes that the engine holds; negative numbers subtract."""
         with self._lock:
-            if self.moves:
-                self._count_moves()
-            held = self._device_bytes = self._device_bytes + device
-            encoded = self._host_bytes = self._host_bytes + host
-            if held > self._step_peak_device or encoded > self._peak_host:
-                self._note_step_peaks()
-            elif held + encoded > self._step_peak_saved:
-                self._step_peak_saved = held + encoded
-        if self.timeline is not None:
-            self._draw()
+            self._hold(device, host)
 
     def use(self, nbytes: int) -> None:
         """Add to the bytes that autograd uses and the engine does not hold; negative: subtract.
@@ -307,7 +290,7 @@ class Counters:
             self._device_bytes += nbytes
             self._step_peak_device = self._device_bytes
             self._step_peak_saved = self._device_bytes + self._host_bytes
-        self._draw()
+            self._draw()
 
     def recount(self, *, device: int, host: int) -> None:
         """Set the bytes that the engine holds, as added up again after an interrupt."""
@@ -322,14 +305,20 @@ class Counters:
             now_s = time.perf_counter()
             self.timeline.count(now_s, device=self._device_bytes, host=self._host_bytes)
 
-    def _note_step_peaks(self) -> None:
-        device, host = self._device_bytes, self._host_bytes
+    def _hold(self, device_bytes: int, host_bytes: int) -> None:
+        # Under the lock: see `hold`.
+        if self.moves:
+            self._count_moves()
+        device = self._device_bytes = self._device_bytes + device_bytes
+        host = self._host_bytes = self._host_bytes + host_bytes
         if device > self._step_peak_device:
             self._step_peak_device = device
         if host > self._peak_host:
             self._peak_host = host
         if device + host > self._step_peak_saved:
             self._step_peak_saved = device + host
+        if self.timeline is not None:
+            self._draw()
 
     def take_peak(self) -> int:
         """Most bytes of device and host together since this was called last."""
@@ -367,24 +356,13 @@ class Counters:
     ) -> None:
         """Count a swapped-out section; ``whole``: it was the tensor's last. Updates bytes held."""
         with self._lock:
-            if self.moves:
-                self._count_moves()
             self.swapped += whole
             entry = self.by_codec[codec]
             entry.count += whole
             entry.raw += raw
             entry.encoded += encoded
             entry.encode_s += encode_s
-            device = self._device_bytes = self._device_bytes + device
-            host = self._host_bytes = self._host_bytes + host
-            if host > self._peak_host:
-                self._peak_host = host
-            if device + host > self._step_peak_saved:  # as with each tensor of a forward
-                self._step_peak_saved = device + host
-            if device > self._step_peak_device:
-                self._step_peak_device = device
-        if self.timeline is not None:
-            self._draw()
+            self._hold(device, host)
 
     def decoded(self, codec: str, decode_s: float) -> None:
         """Add the decode time of a section."""
