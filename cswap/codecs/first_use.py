@@ -49,7 +49,10 @@ def missing(dtypes: Iterable[torch.dtype]) -> list[str]:
 
     None where they cannot be kept, or where nothing is to be done beside the training.
     """
-    if os.environ.get("CSWAP_CALIBRATE") == "0" or numba.config.DISABLE_JIT or not sys.executable:
+    if os.environ.get("CSWAP_CALIBRATE") == "0" or numba.config.DISABLE_JIT:
+        return []
+    # Of a program that embeds Python, or is one file with it, another run would begin.
+    if "python" not in Path(sys.executable or "").name.lower():
         return []
     folder = numba_folder()
     if folder is None:
@@ -117,12 +120,13 @@ class Compiling:
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C is for the training
         )
-        self._kill = weakref.finalize(self, _end, self._process)
+        self._kill = weakref.finalize(self, _end, self._process, os.getpid())
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+def _end(process: subprocess.Popen[bytes], parent: int) -> None:
+    if os.getpid() == parent:  # and not a fork of it that ends
+        process.kill()
+        process.wait()
 
 
 def _mark(folder: Path, dtype: str) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -133,6 +134,23 @@ def test_no_process_is_left_behind(waiting):
     compiling: Any = handle._fit and handle._fit._first_use._compiling
     handle.remove()
     assert compiling._process.poll() is not None
+
+
+def test_a_fork_that_ends_leaves_the_process_alone(waiting):
+    model = perceptron()
+    loss, _ = squared(model, torch.randn(64, 64))
+    with cswap.install(model) as handle:
+        gradients(model, loss)
+        compiling: Any = handle._fit and handle._fit._first_use._compiling
+        first_use._end(compiling._process, os.getpid() + 1)
+        assert compiling._process.poll() is None
+
+
+def test_a_program_that_embeds_python_is_not_run_once_more(folder, monkeypatch):
+    assert first_use.missing([torch.float32])
+    for program in ("/opt/app/app", "", None):
+        monkeypatch.setattr(sys, "executable", program)
+        assert not first_use.missing([torch.float32])
 
 
 @pytest.mark.usefixtures("waiting")
