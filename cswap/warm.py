@@ -19,6 +19,7 @@ import torch
 
 from cswap.advisor.candidates import lossless_candidates
 from cswap.codecs.base import takes
+from cswap.codecs.first_use import note_compiled, unmarked
 from cswap.codecs.parallel import MIN_RANGE_TILES
 from cswap.codecs.registry import get_codec, list_codecs
 from cswap.codecs.tiled import TiledCodec, tile_numel
@@ -105,25 +106,28 @@ def steps(
     planners = (PLANNER,) if planner else ()
     if jobs == 1:
         yield from (_compile(name, dtypes) for name in (*names, PROFILER, *planners))
-        return
-    # A fork would copy the locks of threads that torch and Numba have started.
-    with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin_process) as pool:
-        longest_first = (*planners, *names, PROFILER)
-        for done in as_completed([pool.submit(_compile, name, dtypes) for name in longest_first]):
-            yield done.result()
+    else:
+        # A fork would copy the locks of threads that torch and Numba have started.
+        with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin_process) as pool:
+            longest_first = (*planners, *names, PROFILER)
+            parts = [pool.submit(_compile, name, dtypes) for name in longest_first]
+            yield from (done.result() for done in as_completed(parts))
+    if {*lossless_candidates()} <= {*names}:  # nothing is left for a first use
+        note_compiled(map(dtype_name, dtypes))
 
 
 def first_use(dtypes: Sequence[str]) -> None:
     """Compile or load the kernels that a goal without options may choose, in an idle process.
 
     Args:
-        dtypes: names of the tensors' dtypes; those that are none of `DTYPES` are left out.
+        dtypes: names of the tensors' dtypes; there are no kernels for some.
     """
+    chosen = [dtype for dtype in DTYPES if dtype_name(dtype) in unmarked(dtypes)]
     with suppress(OSError):
         os.nice(IDLE)
     gc.disable()
-    chosen = [dtype for dtype in DTYPES if dtype_name(dtype) in dtypes]
     deque(steps(lossless_candidates(), dtypes=chosen, planner=False), maxlen=0)
+    note_compiled(dtypes)
 
 
 def _begin_process() -> None:

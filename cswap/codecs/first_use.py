@@ -1,31 +1,31 @@
-"""Kernels that a machine needs first, compiled by a process beside the training: `Compiling`.
+"""Kernels that a machine needs first, compiled by a process beside the training.
 
 Note [the first use of a machine]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 Numba compiles a kernel where it is first called. That takes seconds, in which Numba holds Python's
 lock: a thread beside the training would stop it. A process does not, and it leaves the machine code
-in Numba's folder. A mark there says for which dtypes that has been done. Its name has all that
-Numba compares before it loads machine code: the sources, the versions and the processor.
+in Numba's folder. There it also leaves marks, which say for which dtypes that has been done. The
+name of a mark depends on the sources, the versions and the processor, as Numba's choice of machine
+code does. So whoever finds a mark compiles little or nothing.
 
-One process at a time compiles on a machine. The others, ranks for example, wait for its marks.
+One process compiles at a time; those of other trainings, ranks for example, wait for it, and then
+find its marks. It outlives its training: the next one needs the kernels, too.
 ``CSWAP_CALIBRATE=0`` switches this off, like all that is done once per machine beside training.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import subprocess
 import sys
-import weakref
-from contextlib import suppress
+import time
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import llvmlite.binding
 import numba
+from numba.core.registry import cpu_target
 
 from cswap.log import log
 from cswap.schema.tensor import dtype_name
@@ -33,15 +33,30 @@ from cswap_kernels import jit
 from cswap_kernels.jit import numba_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     import torch
 
-PROGRAM: Final = "import sys; from cswap.warm import first_use; first_use(sys.argv[1:])"
-"""Of the process; its arguments are names of dtypes."""
+PROGRAM: Final = """
+import fcntl, sys
+sys.path[:] = [path for path in sys.path if path]
+lock = open(sys.argv[1], "a")
+try:
+    fcntl.flock(lock, fcntl.LOCK_EX)
+except OSError:  # the file system has no locks
+    pass
+from cswap.warm import first_use
+first_use(sys.argv[2:])
+"""
+"""Of the process; its arguments are a file to be locked, and names of dtypes."""
 
 LOCK: Final = "first-use.lock"
-"""Held by the process that has begun to compile; the system lets go of it."""
+
+MOST_S: Final = 600.0
+"""How long a training waits: another one's process may stand still."""
+
+_started: dict[tuple[str, ...], tuple[subprocess.Popen[bytes], float]] = {}
+"""The processes of this training, and when they began, by the dtypes."""
 
 
 def missing(dtypes: Iterable[torch.dtype]) -> list[str]:
@@ -54,90 +69,70 @@ def missing(dtypes: Iterable[torch.dtype]) -> list[str]:
     # Of a program that embeds Python, or is one file with it, another run would begin.
     if "python" not in Path(sys.executable or "").name.lower():
         return []
+    return unmarked(map(dtype_name, dtypes))
+
+
+def note_compiled(dtypes: Iterable[str]) -> None:
+    """Mark that all kernels of a first use are compiled for these dtypes. Args: dtypes: names.
+
+    Raises:
+        OSError: Numba's folder cannot be written.
+    """
     folder = numba_folder()
-    if folder is None:
-        return []
-    return [name for name in map(dtype_name, dtypes) if not _mark(folder, name).exists()]
+    for name in () if folder is None else dtypes:
+        _mark(folder, name).touch()
 
 
-class Compiling:
-    """Compiles kernels in a process of its own, or waits for the one that does."""
+def begin(dtypes: Sequence[str]) -> None:
+    """Let a process compile the kernels for these dtypes. Args: dtypes: names, as of `missing`.
 
-    def __init__(self, dtypes: list[str]) -> None:
-        """Begin. Args: dtypes: names, as `missing` gives them.
+    Raises:
+        OSError: no process can be started.
+    """
+    folder, key = numba_folder(), tuple(dtypes)
+    if folder is None or key in _started:
+        return
+    paths: list[Any] = [*sys.path]  # some programs put a `Path` there, which counts for nothing
+    found = [str(Path(path).absolute()) for path in paths if isinstance(path, str)]
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, str(folder / LOCK), *dtypes],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(found), "CSWAP_CALIBRATE": "0"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the training
+    )
+    _started[key] = process, time.monotonic()
 
-        Raises:
-            OSError: no process can be started, or Numba's folder cannot be written.
-        """
-        folder = numba_folder()
-        if folder is None:
-            raise OSError("there is no folder for compiled kernels")
-        self._marks = [_mark(folder, name) for name in dtypes]
-        self._dtypes = dtypes
-        self._lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._close = weakref.finalize(self, os.close, self._lock)
-        self._kill: weakref.finalize[..., Compiling] | None = None
-        self._process: subprocess.Popen[bytes] | None = None
-        self._begin()
 
-    @property
-    def done(self) -> bool:
-        """Whether the kernels are there, or will not be."""
-        if all(mark.exists() for mark in self._marks):
-            self.end()
-            return True
-        if self._process is None:
-            self._begin()  # the process of another training has ended before it was done
-            return False
-        code = self._process.poll()
-        if code is None:
-            return False
-        if code:
-            log.warning("Kernels could not be compiled beside the training: exit status %s.", code)
-        else:
-            for mark in self._marks:
-                with suppress(OSError):
-                    mark.touch()
-        self.end()
+def is_done(dtypes: Sequence[str]) -> bool:
+    """Whether the kernels are there, or will not be. Args: dtypes: see `begin`."""
+    if not unmarked(dtypes):
         return True
-
-    def end(self) -> None:
-        """Compile no further. A second time does nothing."""
-        if self._kill is not None:
-            self._kill()
-        self._close()
-
-    def _begin(self) -> None:
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:  # another one compiles
-            return
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *self._dtypes],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "CSWAP_CALIBRATE": "0"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the training
-        )
-        self._kill = weakref.finalize(self, _end, self._process, os.getpid())
+    process, began_s = _started[tuple(dtypes)]
+    code = process.poll()  # 0 in a fork, whose process it is not
+    waits = code is None and time.monotonic() - began_s < MOST_S
+    if code or (code is None and not waits):
+        log.warning("Kernels were not compiled beside the training (exit status %s).", code)
+    return not waits
 
 
-def _end(process: subprocess.Popen[bytes], parent: int) -> None:
-    if os.getpid() == parent:  # and not a fork of it that ends
-        process.kill()
-        process.wait()
+def unmarked(dtypes: Iterable[str]) -> list[str]:
+    """Those of the dtypes for which there is no mark. Args: dtypes: names."""
+    folder = numba_folder()
+    return [] if folder is None else [x for x in dtypes if not _mark(folder, x).exists()]
 
 
-def _mark(folder: Path, dtype: str) -> Path:
+def _mark(folder: Path | None, dtype: str) -> Path:
+    assert folder is not None  # the caller has looked
     return folder / f"compiled-{dtype}-{_stamp()}"
 
 
 @cache
 def _stamp() -> str:
     # See the Note.
-    found = hashlib.sha256(f"{numba.__version__} {sys.version} {sys.prefix}".encode())
-    found.update(llvmlite.binding.get_host_cpu_name().encode())
+    machine = cpu_target.target_context.codegen().magic_tuple()
+    found = hashlib.sha256(repr((numba.__version__, sys.version, sys.prefix, machine)).encode())
     for source in sorted(Path(jit.__file__).parent.glob("*.py")):
         found.update(source.read_bytes())
     return found.hexdigest()[:12]

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from cswap.codecs.first_use import Compiling, missing
+from cswap.codecs import first_use
 from cswap.log import log
 
 if TYPE_CHECKING:
@@ -24,19 +24,19 @@ class FirstUse:
     def __init__(self, engine: SwapEngine) -> None:
         """Args: engine: whose hooks go off."""
         self._engine = engine
-        self._compiling: Compiling | None = None
+        self._awaited: list[str] = []  # names of dtypes
 
     def begin(self, model: torch.nn.Module) -> bool:
         """Compile the kernels for a model on a CPU, if this machine has none; whether it does."""
-        dtypes = missing(_saved_dtypes(model))
+        dtypes = first_use.missing(_saved_dtypes(model))
         if not dtypes:
             return False
         try:
-            self._compiling = Compiling(dtypes)
+            first_use.begin(dtypes)
         except OSError as error:
             log.info("Kernels cannot be compiled beside the training (%s).", error)
             return False
-        self._engine.sits_out = True
+        self._awaited, self._engine.sits_out = dtypes, True
         log.warning(
             "Kernels for %s are compiled beside the training, once per machine, for about a "
             "minute: steps run without cswap until then. `cswap warm` does it beforehand.",
@@ -47,21 +47,17 @@ class FirstUse:
     @property
     def goes_on(self) -> bool:
         """Whether the step that begins runs without cswap."""
-        if self._compiling is not None and self._compiling.done:
+        if self._awaited and first_use.is_done(self._awaited):
             self.end()
-        return self._compiling is not None
+        return bool(self._awaited)
 
     def end(self) -> None:
         """Wait no more: the hooks are on from the step on that begins."""
-        compiling, self._compiling = self._compiling, None
-        if compiling is not None:
-            compiling.end()
-            self._engine.sits_out = False
+        if self._awaited:
+            self._awaited, self._engine.sits_out = [], False
 
 
 def _saved_dtypes(model: torch.nn.Module) -> list[torch.dtype]:
-    # Of the tensors that a step is likely to save.
+    # Of the tensors that a step is likely to save; autocast may begin within the model.
     found = [x.dtype for x in model.parameters()]
-    if torch.is_autocast_enabled("cpu"):
-        found.append(torch.get_autocast_dtype("cpu"))
-    return list(dict.fromkeys([*found, torch.bool, torch.int64]))
+    return list(dict.fromkeys([*found, torch.get_autocast_dtype("cpu"), torch.bool, torch.int64]))

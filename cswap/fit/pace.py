@@ -102,6 +102,7 @@ class Pace:
         self._fine = 0.0  # the latest that was not
         # Of those and a plain step, since the plan began.
         self._quotients: deque[float] = deque(maxlen=LOOKS[kind][1])
+        self._has_looked = False  # since the last decision
 
     @property
     def step_s(self) -> float | None:
@@ -123,6 +124,7 @@ class Pace:
             if not self.was_plain:
                 self.plain_s = max(plain_s, 1e-9)
             self._quotients.append(took_s / (self.plain_s or took_s))
+            self._has_looked = True
 
     def note_plain(self, step_s: float) -> bool:
         """A step without cswap has ended; whether it counts.
@@ -148,6 +150,7 @@ class Pace:
         self._added_s = added_s
         self._steps.clear()
         self._quotients.clear()
+        self._has_looked = False
 
     def grow(self, factor: float) -> None:
         """The next plan is for steps that take so many times the seconds."""
@@ -162,13 +165,14 @@ class Pace:
         return ALLOWED[self._kind] * (slowdown - 1)
 
     def changes(self, slowdown: float) -> bool:
-        """Decide about the share, if enough steps were timed; whether it has changed.
+        """Decide about the share, once after each look; whether it has changed.
 
         Args:
             slowdown: longest step over that without cswap.
         """
-        if len(self._quotients) < LOOKS[self._kind][0]:
+        if not self._has_looked or len(self._quotients) < LOOKS[self._kind][0]:
             return False
+        self._has_looked = False
         took = statistics.median(self._quotients)
         distance = statistics.median(abs(one - took) for one in self._quotients)
         error = ERROR * distance / math.sqrt(len(self._quotients))

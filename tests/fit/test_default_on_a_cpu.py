@@ -332,6 +332,7 @@ def test_no_time_at_all_is_no_share_of_it(kind):
     pace = Pace(kind)
     pace.plain_s = 1.0
     pace._quotients.extend(3 * [1.3])
+    pace._has_looked = True
     assert not pace.changes(1.0)
     assert pace.allowed_s(1.0) == 0.0
 
@@ -343,5 +344,6 @@ def test_steps_may_take_three_quarters_of_a_tenth(took, changes):
     pace.plain_s = 1.0
     assert pace.allowed_s(1.1) == pytest.approx(0.0375)
     pace._quotients.extend(3 * [took])
+    pace._has_looked = True
     assert pace.changes(1.1) == changes
     assert (pace.allowed_s(1.1) - 0.0375) * (1.07 - took) >= 0

@@ -46,7 +46,7 @@ def trained(seed, *, noise, off, steps=200):
         )
         pace.note(step, obeys=True)
         since += 1
-        if looked and pace.changes(SLOWDOWN):
+        if pace.changes(SLOWDOWN):  # which is asked in every step
             pace.begin_plan(0.0)
             since, plans = 0, plans + 1
     return pace.share, statistics.fmean(times[30:]), plans
