@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-END_S: Final = 10.0
-"""How long an exiting process waits: longer than a search of ours takes."""
+END_S: Final = 60.0
+"""How long an exiting process waits: as long as the solver searches at the most."""
 
 _running: weakref.WeakSet[Background[Any]] = weakref.WeakSet()
 _ending = threading.Event()

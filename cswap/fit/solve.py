@@ -1,8 +1,8 @@
 """Finds the plan of a goal: the least time within bytes, or the fewest bytes within a time.
 
 Both are mixed-integer linear programs, solved by HiGHS (way_program.py), which stops near the best
-plan and not at it. A greedy search (greedy.py) takes no longer, so it makes a plan, too, and the
-better one is taken. Where scipy is missing, or HiGHS finds nothing, that is the greedy one.
+plan and not at it. Up to `MOST_GREEDY` tensors, a greedy search (greedy.py) makes a plan, too, and
+the better one is taken. Where scipy is missing, or HiGHS finds nothing, that is the greedy one.
 """
 
 from __future__ import annotations
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.saved import Saved, Way
+
+MOST_GREEDY: Final = 1000
+"""Tensors up to which the greedy search takes about a second: it is Python, beside the training."""
 
 NEAR: Final = 1.05
 """Bytes of a plan that is nearly as small as the smallest one, over the bytes of that."""
@@ -126,6 +129,8 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         limit_s = math.inf if best is None else best.added_s
         found = WayProgram(one).within(limit_bytes, limit_s)
         best = found if best is None or (found and found.added_s < best.added_s) else best
+    if best is not None and len(problem.saved) > MOST_GREEDY:
+        return best
     other = greedy(problem, limit_bytes, math.inf)
     if other.peak_bytes > most_bytes(limit_bytes):
         return best
@@ -175,6 +180,8 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
     )
     found = (plan for plan in plans if plan is not None)
     best = min(found, key=lambda plan: plan.peak_bytes, default=None)
+    if best is not None and len(problem.saved) > MOST_GREEDY:
+        return best
     off_peak = problem.over_link is None and math.isfinite(limit_s)
     other = _priced(problem, greedy(problem, 0.0, limit_s), exact=exact)
     if best is not None and other.added_s > limit_s:

@@ -65,9 +65,10 @@ class Stats:
         peak_saved_bytes: maximum of their sum, likewise, over all steps: the first ones, in which
             choices are learned, may hold more than a step without cswap.
         recent_peak_bytes: maximum of ``step_peak_bytes`` over the last 16 steps.
-        steps: number of steps whose backward has begun. The last of them is meant by ``step_...``,
-            without parameters: a step begins with a forward, after a backward, and ends where the
-            next one begins.
+        steps: number of steps of which cswap saw a tensor, and whose backward has begun. The last
+            of them is meant by ``step_...``, without parameters: a step begins with a forward,
+            after a backward, and ends where the next one begins. Of several forwards before a
+            backward, those are left out of which the engine holds nothing: all tensors stay.
         step_peak_bytes: most bytes of device memory that saved tensors held at a time; on a CPU,
             with their encodings. Tensors that stay unwatched (small ones, those that stay as they
             did in the step before) count as if they were there then.

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from cswap.remat.attention import ATTENTION
+from cswap.remat.reads import Reader
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,9 +114,48 @@ def test_queries_that_were_changed_since_raise_as_without_hooks(engine):
         loss.backward()
 
 
+def test_attention_with_dropout_draws_numbers(engine, monkeypatch):
+    argument = Reader.argument  # of a CPU's node, it is always 0
+
+    def dropped(self, node, name):
+        return 0.1 if name == "dropout_p" else argument(self, node, name)
+
+    monkeypatch.setattr(Reader, "argument", dropped)
+    # Of other sizes than in all tests: no formula is known.
+    backward(Attention(), torch.randn(3, TIME + 1, WIDTH, requires_grad=True), engine)
+    assert "addmm" in engine.found
+    assert "attention" not in engine.found
+
+
 @pytest.mark.parametrize("name", ATTENTION)
-def test_attention_with_dropout_draws_numbers(name):
-    assert ATTENTION[name].only == (("dropout_p", 0.0),)
+def test_torch_takes_the_arguments_that_rows_give(name, monkeypatch):
+    """Of operators that a CPU does not have, too, by their schemas."""
+    row, given = ATTENTION[name], {}
+
+    class Operators:
+        def __getattr__(self, operator):
+            packet = getattr(torch.ops.aten, operator, None)
+            if packet is None:
+                pytest.skip("this torch has no such operator")
+            schema = packet.default._schema
+
+            def run(*inputs, **named):
+                names = [a.name for a in schema.arguments if not a.kwarg_only]
+                given.update(zip(names, inputs, strict=False), **named)
+                assert len(inputs) <= len(names)
+                assert {a.name for a in schema.arguments if a.kwarg_only} >= named.keys()
+                assert all(a.name in given or a.has_default_value() for a in schema.arguments)
+                return (torch.zeros(()),)
+
+            return run
+
+    monkeypatch.setattr("cswap.remat.attention._aten", Operators())
+    row.function(*"qkv", *["mask"] * (len(row.operands) - 3), 0.0, True, 0.5)
+    wanted = {"query": "q", "key": "k", "value": "v", "dropout_p": 0.0, "is_causal": True}
+    masks = {n: "mask" for n in ("attn_mask", "attn_bias") if n in given}
+    assert len(masks) == len(row.operands) - 3
+    sums = {"compute_log_sumexp": True} if "compute_log_sumexp" in given else {}
+    assert given == {**wanted, **masks, **sums, "scale": 0.5}
 
 
 @pytest.mark.parametrize("name", ATTENTION)
