@@ -10,6 +10,7 @@ import gc
 import json
 import sys
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -104,7 +105,9 @@ class Graph(nn.Module):
 
     def forward(self, x, edges):
         source, target = edges
-        for query, key, value in self.layers:
+        products: Any
+        for products in self.layers:
+            query, key, value = products
             q, k, v = query(x)[target], key(x)[source], value(x)[source]
             alpha = (q * k).sum(1) / 8
             weight = (alpha - alpha.max().detach()).exp()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def mask_of(dtype):
     return drawn > 0.2 if dtype is torch.bool else torch.log(drawn).to(dtype)
 
 
-OPTIONS = {
+OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"is_causal": True},
     "scale": {"scale": 0.3},
@@ -130,7 +130,8 @@ def test_attention_with_dropout_draws_numbers(engine, monkeypatch):
 @pytest.mark.parametrize("name", ATTENTION)
 def test_torch_takes_the_arguments_that_rows_give(name, monkeypatch):
     """Of operators that a CPU does not have, too, by their schemas."""
-    row, given = ATTENTION[name], {}
+    row = ATTENTION[name]
+    given: dict[str, Any] = {}
 
     class Operators:
         def __getattr__(self, operator):
