@@ -421,6 +421,8 @@ def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path, runs, forked):
         "background_calibration.SHARE = 0.9  # at work, most likely, when the process exits\n"
         "calibrate.SIZES['cpu'], calibrate.ROUNDS = (1 << 18, 1 << 20), 2\n"
         "calibrate.all_candidates = lambda: ('raw', 'zvc', 'bitpack')\n"
+        "import cswap.codecs.first_use as first_use\n"
+        "first_use.missing = lambda _: []  # no other process\n"
         "model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU())\n"
         "handle = cswap.install(model)\n"
         "model(torch.randn(256, 64)).sum().backward()\n"

@@ -159,7 +159,7 @@ def test_torch_takes_the_arguments_that_rows_give(name, monkeypatch):
         "dropout_p": 0.0,
         "is_causal": True,
     }
-    masks = {n: "mask" for n in ("attn_mask", "attn_bias") if n in given}
+    masks: dict[str, Any] = {n: "mask" for n in ("attn_mask", "attn_bias") if n in given}
     assert len(masks) == len(row.operands) - 3
     if "compute_log_sumexp" in given:
         wanted["compute_log_sumexp"] = True
