@@ -174,21 +174,22 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
         limit_s: added to a step; `math.inf` gives the fewest bytes that there are.
         exact: by the solver, if it is there; else greedily.
     """
+    off_peak = problem.over_link is None and math.isfinite(limit_s)
+
+    def cost(plan: FitPlan) -> float:
+        return worth(problem, plan) if off_peak else plan.peak_bytes
+
     plans = (
         WayProgram(one).solve(limit_bytes=math.inf, limit_s=limit_s)
         for one in (_by_depth(problem) if exact else ())
     )
-    found = (plan for plan in plans if plan is not None)
-    best = min(found, key=lambda plan: plan.peak_bytes, default=None)
+    best = min((plan for plan in plans if plan is not None), key=cost, default=None)
     if best is not None and len(problem.saved) > MOST_GREEDY:
         return best
-    off_peak = problem.over_link is None and math.isfinite(limit_s)
     other = _priced(problem, greedy(problem, 0.0, limit_s), exact=exact)
     if best is not None and other.added_s > limit_s:
         return best
-    return _better(
-        problem, best, other, lambda plan: worth(problem, plan) if off_peak else plan.peak_bytes
-    )
+    return _better(problem, best, other, cost)
 
 
 def smallest(problem: Problem) -> tuple[FitPlan, ...]:
