@@ -96,7 +96,7 @@ MOST_OVER_LINK: Final = 2
 GAIN: Final = 0.002
 """Share of a plain step that another plan has to save: a change costs steps that are looked at."""
 
-GAIN_OVER_LINK: Final = 0.02
+GAIN_OVER_LINK: Final = 0.01
 """The same where that is predicted: of two plans over a link, the faster one is not told apart."""
 
 

@@ -523,14 +523,13 @@ class GoalChooser:
         if remat is None:
             return
         inputs: list[tuple[Key, int]] = []
-        distances = remat.distances
-        for packed, distance in zip(remat.inputs, distances, strict=True):
+        for packed, distance in zip(remat.inputs, remat.distances, strict=True):
             if isinstance(packed, PackedView):
                 other = packed.token.handle
                 below = self.step.seen.get((other.step, other.position))
                 inputs += [] if below is None else [(below.names[0], distance)]
-        depth = max(distances, default=1)
-        self._formulas[key] = SeenFormula(tuple(inputs), depth, remat.formula.product)
+        product = remat.formula.product
+        self._formulas[key] = SeenFormula(tuple(inputs), remat.own_depth, product)
 
     def _bytes_once(self, tensor: torch.Tensor) -> int:
         storage = tensor.untyped_storage()

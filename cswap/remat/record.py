@@ -145,15 +145,24 @@ class Remat:
     @property
     def distances(self) -> tuple[int, ...]:
         """By input, the most operators in a row from it to the result."""
-        n_inputs, steps = len(self.inputs), self.formula.steps
-        distances = [0] * (n_inputs + len(self.constants) + len(steps))
+        return self._distances()[: len(self.inputs)]
+
+    @property
+    def own_depth(self) -> int:
+        """`Formula.depth` if all inputs were held. Constants may be further away: a bias's cast."""
+        return max(self._distances(), default=1)
+
+    def _distances(self) -> tuple[int, ...]:
+        # Of the inputs, then of the constants.
+        n_leaves, steps = len(self.inputs) + len(self.constants), self.formula.steps
+        distances = [0] * (n_leaves + len(steps))
         for k in reversed(range(len(steps))):
             step, result = steps[k], len(distances) - len(steps) + k
             above = distances[result] + (step.operator != VIEW)
             for n in step.operands:
                 if n is not None:
                     distances[n] = max(distances[n], above)
-        return tuple(distances[:n_inputs])
+        return tuple(distances[:n_leaves])
 
     def run(self, inputs: Sequence[torch.Tensor], exact: bool = True) -> torch.Tensor:
         """Compute the tensor again.

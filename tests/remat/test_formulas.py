@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
 
+from cswap.remat.record import Formula, Layout, Remat, Step
 from cswap.remat.search import Search
+from cswap.remat.settings import Settings
 from tests.remat.conftest import FORMULAS
 from tests.remat.test_values import held, make_leaf, saver
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cswap.remat.record import Formula
     from tests.remat.conftest import Engine
 
 Function: TypeAlias = "Callable[[torch.Tensor], torch.Tensor]"
@@ -101,3 +102,18 @@ def test_no_search_where_the_formula_is_known(
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda p: p.unpack()):
         net(torch.randn(64, 8)).sum().backward()
     assert found == first
+
+
+def test_a_constant_may_be_further_away_than_the_inputs():
+    """As a bias is that autocast copies: a goal's plan has to count that operator."""
+
+    def never(*_):
+        raise AssertionError
+
+    layout = Layout.of(torch.zeros(2))
+    steps = (Step("cast", never, (1,), ()), Step("addmm", never, (2, 0), ()))
+    recognition: Any = None
+    formula = Formula(steps, layout, 2, 4, 0, 0, object, recognition, product=True)
+    remat = Remat(formula, (object(),), (torch.zeros(1),), Settings.current(product=True))
+    assert remat.distances == (1,)
+    assert remat.own_depth == 2
