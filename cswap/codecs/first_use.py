@@ -20,6 +20,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -73,14 +74,11 @@ def missing(dtypes: Iterable[torch.dtype]) -> list[str]:
 
 
 def note_compiled(dtypes: Iterable[str]) -> None:
-    """Mark that all kernels of a first use are compiled for these dtypes. Args: dtypes: names.
-
-    Raises:
-        OSError: Numba's folder cannot be written.
-    """
+    """Mark that all kernels of a first use are compiled for these dtypes. Args: dtypes: names."""
     folder = numba_folder()
     for name in () if folder is None else dtypes:
-        _mark(folder, name).touch()
+        with suppress(OSError):  # of a full disk: the next first use loads the kernels once more
+            _mark(folder, name).touch()
 
 
 def begin(dtypes: Sequence[str]) -> None:

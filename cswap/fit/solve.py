@@ -129,21 +129,22 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
         limit_s = math.inf if best is None else best.added_s
         found = WayProgram(one).within(limit_bytes, limit_s)
         best = found if best is None or (found and found.added_s < best.added_s) else best
-    if best is not None and len(problem.saved) > MOST_GREEDY:
-        return best
-    other = greedy(problem, limit_bytes, math.inf)
-    if other.peak_bytes > most_bytes(limit_bytes):
-        return best
-    other = _priced(problem, other, exact=exact)
-    if best is not None and other.peak_bytes > most_bytes(limit_bytes):
+    other = _greedy_beside(problem, best, limit_bytes, math.inf, exact=exact)
+    if other is None or other.peak_bytes > most_bytes(limit_bytes):
         return best
     return _better(problem, best, other, lambda plan: plan.added_s)
 
 
-def _priced(problem: Problem, found: FitPlan, *, exact: bool) -> FitPlan:
-    # The greedy search counts copies as if no computation hid them, and none as under way.
+def _greedy_beside(
+    problem: Problem, solver: FitPlan | None, limit_bytes: float, limit_s: float, *, exact: bool
+) -> FitPlan | None:
+    # The greedy search's plan, beside that of the solver; None: the problem is large.
+    if solver is not None and len(problem.saved) > MOST_GREEDY:
+        return None
+    found = greedy(problem, limit_bytes, limit_s)
     if problem.over_link is None or not exact:
         return found
+    # It counts copies as if no computation hid them, and none as under way.
     return _with_copies(problem, found) or found
 
 
@@ -184,11 +185,10 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
         for one in (_by_depth(problem) if exact else ())
     )
     best = min((plan for plan in plans if plan is not None), key=cost, default=None)
-    if best is not None and len(problem.saved) > MOST_GREEDY:
+    other = _greedy_beside(problem, best, 0.0, limit_s, exact=exact)
+    if best is not None and (other is None or other.added_s > limit_s):
         return best
-    other = _priced(problem, greedy(problem, 0.0, limit_s), exact=exact)
-    if best is not None and other.added_s > limit_s:
-        return best
+    assert other is not None  # where the solver has found nothing, the search has run
     return _better(problem, best, other, cost)
 
 

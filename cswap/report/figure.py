@@ -39,7 +39,7 @@ def image_of(figure: Figure, kind: str, texts: dict[str, str] | None = None) -> 
     """The figure as a file.
 
     Args:
-        figure: what is drawn.
+        figure: to be written.
         kind: "png" or "svg".
         texts: kept in the file by name, and not shown.
     """

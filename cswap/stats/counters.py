@@ -104,7 +104,7 @@ class Counters:
         self._steps = Steps()
         self._used_bytes = 0  # of the bytes on the device: in use by autograd, and not held by us
         # Since these were counted: at the beginning of the step, at its end, and where the last
-        # number changes; and what they were at most before, since tensors that stay were counted.
+        # number changes; and their largest values before, since tensors that stay were counted.
         self._step_peak_device = self._step_peak_saved = 0
         self._before_device = self._before_saved = 0
 

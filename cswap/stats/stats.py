@@ -149,7 +149,7 @@ class Stats:
         return notes(self)
 
     def gain(self) -> str:
-        """What the last step held at its peak, and without cswap, in one line."""
+        """Bytes of the last step's saved tensors, at their peak and without cswap, in a line."""
         peak, plain = self.step_peak_bytes, self.step_plain_bytes
         if not self.steps:
             return "no step yet"

@@ -1,4 +1,4 @@
-"""What the saved tensors of the last step took, out of counts that only grow: `Steps`.
+"""Bytes of the last step's saved tensors, out of counts that only grow: `Steps`.
 
 Note [with cswap and without]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -58,7 +58,7 @@ class Totals(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What the saved tensors of one step took. See Note [with cswap and without].
+    """Bytes of the saved tensors of one step. See Note [with cswap and without].
 
     Attributes:
         peak_bytes: most bytes that they held at a time.

@@ -30,8 +30,8 @@ ROUTED = 1.01
 """Of a model whose routes change, the next step may be larger than all that were measured."""
 
 WORKSPACES = 3 * MIB
-"""In a step the heap may grow by so much more than by the goal and what a plain step takes besides
-saved tensors: results of operators that run again, and decoded tensors."""
+"""In a step the heap may grow by so much more than by the goal and the other bytes of a plain step:
+results of operators that run again, and decoded tensors."""
 
 KEPT = 10 * MIB
 """That cswap may keep from step to step: buffers of encoders and of the pool, the plan."""
@@ -186,7 +186,7 @@ def trained(family, install, fit, steps=STEPS):
 
 @pytest.fixture(scope="module", autouse=True)
 def _all_is_imported():
-    # Kernels, the solver and what torch makes once are no growth of a step's.
+    # Kernels, the solver and torch's own caches are no growth of a step's.
     run = Measured("graph")
     with cswap.install(run, fit="min", slowdown=3.0, min_bytes=0):
         run.train_steps(SETTLES)

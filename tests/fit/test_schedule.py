@@ -85,7 +85,7 @@ def test_no_step_under_a_schedule_is_above_the_goal(kind, install, tmp_path):
 
 
 def sizes_of(kind):
-    """Bytes of what is resident in a run, and of all that a step saves."""
+    """Resident bytes of a run, and bytes of all tensors that a step saves."""
     plain = Run(kind, 0)
     plain.train_steps(1)
     tensors = [*plain.parameters(), *plain.parameters(), *plain.buffers()]

@@ -245,7 +245,7 @@ def test_benchmarks_names_the_models_that_gain_little():
 
 
 def first_part(page):
-    """What stands before the page's first code: its links as from the folder docs."""
+    """The text before the page's first code: its links as from the folder docs."""
     text = page.read_text("utf-8").split("## Five lines")[0].split("```")[0]
     return " ".join(text.replace("(docs/", "(").split())
 

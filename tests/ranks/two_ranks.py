@@ -339,7 +339,7 @@ def with_a_goal(wrap):
 
 
 def left_by_codec(handle):
-    """How many tensors have left so far, by what was done with them."""
+    """How many tensors have left so far, by their way."""
     return Counter({name: codec.count for name, codec in handle.stats.by_codec.items()})
 
 

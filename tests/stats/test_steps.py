@@ -1,4 +1,4 @@
-"""`stats` know the last step: its peak, what it holds without cswap, and what stayed.
+"""`stats` know the last step: its peak, its bytes without cswap, and the tensors that stayed.
 
 See Note [with cswap and without] in cswap/stats/steps.py.
 """
