@@ -1,10 +1,13 @@
-"""A goal's plan by greedy search, where no solver finds one: `greedy`."""
+"""A goal's plan by greedy search, without a solver or beside it: `greedy`."""
 
 from __future__ import annotations
 
+from bisect import bisect
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.problem import Moves
@@ -13,13 +16,32 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TypeAlias
 
-    import numpy as np
     from numpy.typing import NDArray
 
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.saved import Way
 
     _Change: TypeAlias = tuple[float, NDArray[np.float64], int, Way]
+
+
+class _Bytes:
+    """Bytes at each moment [n], as few numbers: those where they change.
+
+    A training on a CPU has its own memory beside that of the search.
+    """
+
+    __slots__ = ("_n", "_starts", "_values")
+
+    def __init__(self, nbytes: NDArray[np.float64]) -> None:
+        starts = np.flatnonzero(np.diff(nbytes, prepend=np.nan))
+        self._n, self._starts = len(nbytes), starts.tolist()
+        self._values = nbytes[starts]
+
+    def at(self, moment: int) -> float:
+        return float(self._values[bisect(self._starts, moment) - 1])
+
+    def all(self) -> NDArray[np.float64]:
+        return np.repeat(self._values, np.diff(self._starts, append=self._n))
 
 
 class Search:
@@ -30,11 +52,12 @@ class Search:
         self.ways = {i: _kept(s.ways) for i, s in enumerate(problem.saved)}
         self._left: set[tuple[int, Way]] = set()  # no tensor returns to a way: the search ends
         self._bytes = {
-            (i, way): problem.bytes_of(i, way)
+            (i, way): _Bytes(problem.bytes_of(i, way))
             for i, saved in enumerate(problem.saved)
             for way in saved.ways
         }
-        self.total = sum((self._bytes[one] for one in self.ways.items()), problem.other_bytes())
+        held = (self._bytes[one].all() for one in self.ways.items())
+        self.total = sum(held, problem.other_bytes())
         self.added_s = sum(map(problem.alone_s, self.ways.values()))
 
     def changes(self, moment: int) -> Iterator[_Change]:
@@ -44,16 +67,17 @@ class Search:
         """
         alone_s, found = self.problem.alone_s, []
         for i, now in self.ways.items():
-            most = self._bytes[i, now][moment]
+            most = self._bytes[i, now].at(moment)
             for way in self.problem.saved[i].ways:
-                less = most - self._bytes[i, way][moment]
+                less = most - self._bytes[i, way].at(moment)
                 if less > 0 and (i, way) not in self._left:
                     added_s = alone_s(way) - alone_s(now)
                     found.append((max(added_s, 0.0) / less, added_s, i, way))
         again = {i for i, way in self.ways.items() if way.action == REMAT}
         for _, added_s, i, way in sorted(found, key=itemgetter(0)):
             if way.action != REMAT or self._may_run(i, again):
-                yield added_s, self._bytes[i, way] - self._bytes[i, self.ways[i]], i, way
+                now = self.ways[i]
+                yield added_s, self._bytes[i, way].all() - self._bytes[i, now].all(), i, way
 
     def _may_run(self, index: int, again: set[int]) -> bool:
         # Whether a tensor can be computed again besides these.
