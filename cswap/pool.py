@@ -127,14 +127,13 @@ class _Known(weakref.ref[torch.Tensor]):
 class BufferPool:
     """Buffers by size class.
 
-    In use plus idle never exceeds the most that was ever in use, or ``enough_bytes``.
+    In use plus idle never exceeds the most that was ever in use.
 
     A buffer that nobody gives back is counted until it dies, and no longer. Thread-safe.
 
     Attributes:
         raises: whether `take` raises where there is no more memory, rather than give None.
         is_limited: whether an allowance limits what it hands out.
-        enough_bytes: see `__init__`; may change.
     """
 
     raises = True
@@ -145,7 +144,6 @@ class BufferPool:
         idle_share: float = 1.0,
         allowance: Allowance | None = None,
         *,
-        enough_bytes: int | None = None,
         discard: Callable[[Loan], None] | None = None,
         size_of: Callable[[int], int] = size_class,
         always_idle: int | None = None,
@@ -157,8 +155,6 @@ class BufferPool:
             idle_share: of the most that was ever in use, the part that may be kept idle; less
                 saves memory and costs page faults. ``always_idle`` bytes may be, at any share.
             allowance: of which the pool takes the bytes that it hands out; None: no limit.
-            enough_bytes: a pool that holds so much hands out buffers that are free later rather
-                than make new ones; None: always makes new ones.
             discard: lets go of a buffer that is free later; default: simply.
             size_of: the buffer's size, in bytes, for the bytes that are asked for.
             always_idle: in bytes; None: ALWAYS_IDLE.
@@ -167,7 +163,6 @@ class BufferPool:
         self._idle_share = idle_share
         self._allowance = Allowance(None) if allowance is None else allowance
         self.is_limited = self._allowance.limit is not None
-        self.enough_bytes = enough_bytes
         self._discard = discard
         self._size_of = size_of
         self._lock = threading.Lock()
@@ -204,7 +199,7 @@ class BufferPool:
                 loans = self._idle.get(size)
                 if not loans and not limited and self._idle_bytes > size:
                     loans = self._slightly_larger(size)
-                if loans and (loans[0].after is None or self._may_take(loans[0], size)):
+                if loans:
                     # The newest is in the cache; on a device the oldest is free first.
                     loan = loans.pop() if loans[-1].after is None else loans.popleft()
                     known = loan.known
@@ -313,12 +308,6 @@ class BufferPool:
         larger = range(size + step, size + CLASSES_ABOVE * step + 1, step)
         return next(filter(None, map(self._idle.get, larger)), None)
 
-    def _may_take(self, loan: Loan, size: int) -> bool:
-        # Under the lock. A buffer that is free later is taken only where there are enough.
-        if loan.after is None or self.enough_bytes is None or loan.after.query():
-            return True
-        return self._in_use_bytes + self._idle_bytes + size > self.enough_bytes
-
     def _learn(self, buffer: torch.Tensor) -> _Known:
         # Under the lock. A new buffer, which is not lent yet.
         key, size = id(buffer), buffer.numel()
@@ -357,9 +346,6 @@ class BufferPool:
 
     def _shrink(self) -> None:
         limit = min(self.peak_bytes - self._in_use_bytes, self._most_idle)
-        if self.enough_bytes is not None and not self._closed:
-            # Buffers that are free later have to be several, or their users wait for each other.
-            limit = max(limit, self.enough_bytes - self._in_use_bytes)
         if self._idle_bytes > limit:
             self._shrink_to(limit)
 

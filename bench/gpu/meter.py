@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
-from cswap.devices.cuda import cuda_device
 from cswap.experiments.timing import Timing, timing_of
 
 if TYPE_CHECKING:
@@ -156,8 +155,6 @@ class CudaMeter(Meter):
         self._flushed = None
         gc.collect()
         self.synchronize()
-        # Engines share it; one method's memory must not count as the next one's.
-        cuda_device(self.device.index)._scratch.clear()  # noqa: SLF001 - trimmed by need only
         torch.cuda.empty_cache()
         empty_host_cache = getattr(torch._C, "_host_emptyCache", None)  # noqa: SLF001 - no other way
         if empty_host_cache is not None:

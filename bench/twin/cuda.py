@@ -149,7 +149,8 @@ class ClockedCuda(LaggingCuda):
             counts no versions.
         link_s: seconds of the link's copies, by direction.
         spans: work of all streams while a step is drawn; else None.
-        engine_device: the engine's device, whose callbacks run while the host waits.
+        engine_device: of the engine that was measured on an H200, whose callbacks run while the
+            host waits; None: the engine has none.
     """
 
     stream_type, event_type = ClockedStream, ClockedEvent
@@ -196,6 +197,10 @@ class ClockedCuda(LaggingCuda):
             self._idle_until(due_s + self.profile.host.wake_s)
             self.engine_device.pump()
         self._idle_until(at_s)
+
+    def runs_callbacks_of(self, device: Any) -> None:
+        """See ``engine_device``. Args: device: the engine's."""
+        self.engine_device = device if hasattr(device, "_callbacks") else None
 
     def _next_due_s(self) -> float:
         due = self.engine_device._callbacks._due  # noqa: SLF001

@@ -106,11 +106,13 @@ class LaggingEvent:
         """Args: cuda: the stand-in of the event."""
         self._cuda = cuda
         self.point: tuple[LaggingStream, int, Clock] = cuda.default, 0, {}
+        self.at = 0
 
     def record(self, stream: LaggingStream) -> None:
         """Record the event: it fires when the stream has run all work issued so far."""
         number = stream.issue()
         self.point = stream, number, dict(stream.clock)
+        self.at = sum(each.issued for each in self._cuda.streams)
 
     def query(self) -> bool:
         """Whether the event has fired. If so, the host knows that all earlier work has run."""
@@ -126,9 +128,9 @@ class LaggingEvent:
         while not self.query():
             self._cuda.run_some()
 
-    def elapsed_time(self, _end: LaggingEvent) -> float:
-        """Milliseconds: always 2."""
-        return 2.0
+    def elapsed_time(self, end: LaggingEvent) -> float:
+        """Milliseconds: one for each piece of work that was issued in between."""
+        return float(end.at - self.at)
 
 
 @dataclass(frozen=True, slots=True)

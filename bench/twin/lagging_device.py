@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import types
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -14,16 +14,20 @@ from bench.twin.lagging_cuda import LaggingCuda, LateSize, memory_at
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+AT_ONCE: Final = "bf16"
+"""A codec that tells its sizes at once, as those of other packages may."""
+
 
 def watched(cuda: LaggingCuda, codec: Any) -> Any:
-    """Wrap a codec: memory accesses are checked, and sizes are known only after the encode."""
+    """Wrap a codec: memory accesses are checked, and sizes that vary are known late."""
 
     class Watched(type(codec)):  # type: ignore[misc]
         def encode_flat(self, x: Any, out: Any, *, key: Any, stream: Any) -> Any:
             cuda.touch(x, writes=False, text="encode")
             cuda.touch(out, writes=True, text="encode")
             nbytes = codec.encode_flat(x, out, key=key, stream=stream)
-            return nbytes if stream is None else LateSize(cuda, nbytes)
+            at_once = codec.name == AT_ONCE
+            return nbytes if stream is None or at_once else LateSize(cuda, nbytes)
 
         def decode_flat(self, payload: Any, out: Any, *, stream: Any) -> None:
             cuda.touch(payload, writes=False, text="decode")
@@ -68,9 +72,8 @@ class _Entered(threading.local):
 
 def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
     """Make `CudaDevice` run on the stand-in, and yield one. ``patch``: pytest's monkeypatch."""
-    from cswap.devices import base, cuda_callbacks, cuda_events, stopwatch
     from cswap.devices import cuda as module
-    from cswap.engine.transfer import link_back, link_out
+    from cswap.devices import cuda_events, stopwatch
 
     real = torch
     stand_in = types.SimpleNamespace(
@@ -81,28 +84,21 @@ def installed(cuda: LaggingCuda, patch: Any) -> Iterator[Any]:
         uint8=real.uint8,
     )
 
-    def copy(target: torch.Tensor, source: torch.Tensor, nbytes: int) -> None:
-        cuda.touch(source.view(real.uint8)[:nbytes], writes=False, text="copy")
-        cuda.touch(target.view(real.uint8)[:nbytes], writes=True, text="copy")
-        ctypes.memmove(target.data_ptr(), source.data_ptr(), nbytes)
-
-    for user in (module, cuda_callbacks, cuda_events):
+    for user in (module, cuda_events):
         patch.setattr(user, "torch", stand_in)
     for streams_user in (module, stopwatch):
         patch.setattr(streams_user, "cuda_streams", streams_of(cuda))
 
     def memcpy(target: int, source: int, nbytes: int, _direction: int, stream: int) -> None:
         on = next(s for s in cuda.streams if s.cuda_stream == stream)
-        patched: Any = base
         with cuda.stream(on):
-            patched.copy_bytes(memory_at(target, nbytes), memory_at(source, nbytes), nbytes)
+            cuda.touch(memory_at(source, nbytes), writes=False, text="copy")
+            cuda.touch(memory_at(target, nbytes), writes=True, text="copy")
+            ctypes.memmove(target, source, nbytes)
 
     patch.setattr(module, "memcpy_async", lambda: memcpy)
-    for user in (base, link_out, link_back):
-        patch.setattr(user, "copy_bytes", copy)
     patch.setattr(real.Tensor, "record_stream", lambda x, s: cuda.record_stream(x, s))
     patch.setattr(module.CudaDevice, "kind", "cpu")  # the engine gives it CPU tensors
-    patch.setattr(cuda_callbacks.Callbacks, "_start", lambda _: None)  # they run in `pump`
     device = module.CudaDevice(0)
     patch.setattr(device, "host_memory", lambda n: cuda.empty(n, dtype=real.uint8), raising=True)
     yield device

@@ -207,7 +207,6 @@ def _replace_engine(cuda: ClockedCuda) -> None:
     from cswap.advisor import advisor
     from cswap.codecs import gpu
     from cswap.devices import cuda as device_module
-    from cswap.devices import cuda_callbacks
     from cswap.engine import packer
     from cswap.engine.saved import reclaim
     from cswap.fit import controller
@@ -225,7 +224,10 @@ def _replace_engine(cuda: ClockedCuda) -> None:
     _put(device_module, memcpy_async=lambda: memcpy)
     _put(device_module.CudaDevice, host_memory=lambda _device, nbytes: cuda.pinned(nbytes))
     # Threads would come at other moments in another process.
-    _put(cuda_callbacks.Callbacks, _start=lambda _: None)
+    with suppress(ImportError):  # of the engine that was measured on an H200
+        from cswap.devices import cuda_callbacks  # type: ignore[attr-defined] # it has gone
+
+        _put(cuda_callbacks.Callbacks, _start=lambda _: None)
     _put(reclaim._thread, awake=True)  # noqa: SLF001 - so nobody wakes it
     _put(controller, Background=_AtOnce)
     _put(gpu, missing=lambda: None, damage=lambda _: (), has_kernels=lambda _name, _word: True)

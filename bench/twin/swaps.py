@@ -31,7 +31,7 @@ def run(profile: str) -> list[dict[str, Any]]:
     from cswap.devices.cuda import cuda_device
     from cswap.engine.engine import SwapEngine
 
-    cuda.engine_device = cuda_device(0)
+    cuda.runs_callbacks_of(cuda_device(0))
     gc.disable()  # it would run at other moments in another process
     rows = []
     for data, (dtype_name, maker, codecs) in KINDS.items():

@@ -75,7 +75,8 @@ def run(
     switch_on(method, net)
     options = {**CSWAP.get(method, {}), **options}
     handle = cswap.install(net, **options) if method in CSWAP else None
-    cuda.engine_device = None if handle is None else cuda_device(0)
+    if handle is not None:
+        cuda.runs_callbacks_of(cuda_device(0))
     step = (step_type or Step)(cuda, task, net, method)
     fits = method in CSWAP and ("fit" in options or not options)
     steps = [step() for _ in range(n_steps or (N_STEPS_FIT if fits else N_STEPS))]

@@ -104,6 +104,14 @@ class EncodeKey:
 
 DEFAULT_KEY: Final = EncodeKey()
 
+PART_SALT: Final = 0x9E3779B1
+"""Sets the random numbers of a tensor's parts apart (2**32 over the golden ratio)."""
+
+
+def part_key(seed: int, tensor_id: int, part: int, step: int) -> EncodeKey:
+    """Names the encode of one part of a tensor. Args: part: its number; the others: `EncodeKey`."""
+    return EncodeKey(seed, tensor_id + part * PART_SALT, step)
+
 
 @dataclass(frozen=True, slots=True)
 class Encoding:

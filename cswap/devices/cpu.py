@@ -8,7 +8,7 @@ from typing import Final
 
 import torch
 
-from cswap.devices.base import Device, Event, Role
+from cswap.devices.base import HostDevice
 from cswap.pool import BufferPool
 
 IDLE_SCRATCH_BYTES: Final = 256 << 10
@@ -27,11 +27,10 @@ class CpuStream:
     threads: int
 
 
-class CpuDevice(Device):
+class CpuDevice(HostDevice):
     """Memory of the CPU. Thread-safe."""
 
     kind = "cpu"
-    unified = True
     ready_bytes = 8 << 20
 
     def __init__(self) -> None:
@@ -42,24 +41,24 @@ class CpuDevice(Device):
 
     @property
     def in_line(self) -> CpuStream:
-        """See `Device.in_line`."""
+        """See `HostDevice.in_line`."""
         return self._in_line
 
     # Not a function: torch's own one is called at once. Whatever the default device.
     allocate = staticmethod(partial(torch.empty_strided, device=torch.device("cpu")))
 
-    def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
-        """See `Device.scratch`."""
+    def scratch(self, nbytes: int) -> torch.Tensor:
+        """See `HostDevice.scratch`."""
         loan = self._scratch.take(nbytes)
         assert loan is not None  # the pool has no limit
         return loan.buffer
 
-    def give_back(self, scratch: torch.Tensor, after: Event | None = None) -> None:
-        """See `Device.give_back`."""
+    def give_back(self, scratch: torch.Tensor) -> None:
+        """See `HostDevice.give_back`."""
         self._scratch.give_back(scratch)
 
     def trim(self, idle_bytes: int) -> None:
-        """See `Device.trim`."""
+        """See `HostDevice.trim`."""
         self._scratch.trim(idle_bytes)
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
@@ -68,7 +67,7 @@ class CpuDevice(Device):
 
     @property
     def scratch_bytes(self) -> int:
-        """Bytes of scratch memory, in use and idle."""
+        """See `HostDevice.scratch_bytes`."""
         return self._scratch.in_use_bytes + self._scratch.idle_bytes
 
 

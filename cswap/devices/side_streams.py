@@ -1,4 +1,4 @@
-"""`SideStreams`: a device's streams beside the user's, for work that is issued without jobs."""
+"""`SideStreams`: a device's streams beside the user's."""
 
 from __future__ import annotations
 
@@ -10,18 +10,26 @@ if TYPE_CHECKING:
     import torch
 
 
+class NewEvent(Protocol):
+    """Makes one of torch's events. Args: timing: it is to have a time."""
+
+    def __call__(self, *, timing: bool = False) -> Any: ...  # noqa: D102
+
+
 class SideStreams(Protocol):
     """The streams of one device, and the operations on them. All streams and events are torch's.
 
     Attributes:
         codec, d2h, h2d: for encodes and decodes, and for copies to the host and back.
         memcpy: of target, source, bytes, direction, and the stream's ``cuda_stream``.
+        new_event: see above.
     """
 
     codec: Any
     d2h: Any
     h2d: Any
     memcpy: Callable[[int, int, int, int, int], Any]
+    new_event: NewEvent
 
     def current(self) -> Any:
         """The user's current stream."""
@@ -33,10 +41,6 @@ class SideStreams(Protocol):
 
     def prepare_thread(self) -> None:
         """This thread of our own may use the device, while another one captures a CUDA graph."""
-        ...
-
-    def new_event(self) -> Any:
-        """One of torch's events."""
         ...
 
     def before(self) -> Any:
@@ -52,15 +56,11 @@ class SideStreams(Protocol):
         ...
 
     def stall(self, stream: Any, event: Any) -> None:
-        """Let a stream of the computation wait for one of torch's events; `stalled_s` counts it."""
+        """Let a stream of the computation wait for an event; `stalled_s` counts it."""
         ...
 
-    def wait(self, stream: Any, event: object) -> None:
-        """Let a stream wait for an `Event` of the device."""
-        ...
-
-    def point(self, event: Any, stream: Any) -> Any:
-        """An `Event` of the device for one of torch's that was recorded on this stream."""
+    def origin(self) -> tuple[Any, float]:
+        """An event with timing that has fired, and `time.perf_counter` of it, in seconds."""
         ...
 
     def allocate(self, nbytes: int) -> torch.Tensor:

@@ -13,9 +13,10 @@ import torch
 from cswap.advisor.live_costs import UNREAD
 from cswap.codecs.base import checked_bound
 from cswap.codecs.registry import get_codec
+from cswap.devices.base import LinkDevice
 from cswap.dynamo import leave_alone
+from cswap.engine.link.link import AT_A_TIME
 from cswap.engine.packer import Packer
-from cswap.engine.replay.link import AT_A_TIME
 from cswap.engine.replay.replay import Replay
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
@@ -157,16 +158,10 @@ class SwapEngine:
         chosen = get_codec(codec)
         if chosen.verbatim or source is None or not isinstance(owner, Token):
             return 0
-        most, itemsize = owner.lane.device.section_bytes, source.element_size()
+        device, itemsize = owner.lane.device, source.element_size()
+        most = device.section_bytes if isinstance(device, LinkDevice) else None
         numel = min(handle.raw_nbytes, most or handle.raw_nbytes) // itemsize
         return AT_A_TIME * checked_bound(chosen, source.dtype, numel)
-
-    def spare_memory(self, *, spares: bool) -> None:
-        """Whether memory counts more than time: over a link, fewer tensors are under way.
-
-        Of steps that are looked at.
-        """
-        self._state.lanes.spare_memory(spares=spares)
 
     def renumber(self) -> None:
         """See `Packer.renumber`; between two steps."""
@@ -282,13 +277,9 @@ class SwapEngine:
         state = self._state
         state.lanes.drain()
         with state.lock:
-            handles = [
-                (token.lane, token.handle)
-                for handle in state.aliases
-                if isinstance(token := handle.token(), Token)
-            ]
-        for lane, handle in handles:
-            lane.executor.settle(handle)
+            live = state.aliases.live()
+        for token in live:
+            token.lane.executor.settle(token.handle)
 
     def collect(self) -> None:
         """Give back the memory of graphs that are gone, and memory that was kept for reuse."""

@@ -176,7 +176,7 @@ class Packer:
         if chooser is not None:
             place.choice = place.shared_use = place.saved_by = place.stay = None
             if chooser.keeps(tensor, scope.path):
-                place.choice, place.slot = STAYS, None
+                place.choice, place.slot, place.way = STAYS, None, None
                 self._count_by_goal(tensor, nbytes)
                 return kept_in_place(tensor, kind_of_kept(tensor))
         return self._take_general_way(tensor, place, scope, outer)
@@ -216,7 +216,6 @@ class Packer:
             self._unread.begin_step()
         if self._leaves.known:
             self._leaves.begin_step()
-        self._state.lanes.begin_step()
         self._staying.clear()
         self._state.backward_is_next = True
         with self._lock:
@@ -370,7 +369,7 @@ class Packer:
                 its_place.stay = None
             self._sender.leave_after_all(first)
         place.stay = None if first.stay is None else replace(first.stay, shares=True)
-        place.shared_use = place.choice = None
+        place.shared_use = place.choice = place.way = None
         if stays == EXCLUDED:
             place.saved_by = place.slot = None
             return self._sharing.keep(first, tensor)
@@ -392,13 +391,14 @@ class Packer:
         self._counters.admit(handle.raw_nbytes)
         with self._lock:
             self._aliases.add(handle, storage)
-            self._order.add(handle, token)
         if action == "keep":
             self._sender.keep(token, place)
         elif action == "recompute":
             self._sender.recompute(token, tensor, place)
         elif action == "swap" or not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
+        if token.passage is None:
+            place.way = None
         if handle.outer is not None:  # no slot compares its version
             token.shared_use = place.shared_use = place.stay = None
         self._slots.learn(token, tensor, place)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
+    from cswap.engine.link.link_way import LinkWay
     from cswap.engine.order.chooser import Choice
     from cswap.engine.order.looks import Stay
     from cswap.engine.recipe import Recipe, Role
@@ -56,6 +57,7 @@ class Place:
         notes: that were taken of its encoding.
         saved_by: of the place that saves this place's tensors first, if they have no handles.
         choice: of a goal, for the last tensor; None: there is none.
+        way: of the last tensor over a link (engine/link/); None: it took none.
         slot: that may take the next tensor (replay/replay.py).
         unread: backward does not read the last tensor (engine/unread_places.py), which is
             ``"numbered"`` among those of the step, or else ``"shared"``; None: it may.
@@ -72,13 +74,14 @@ class Place:
     notes: Notes | None = None
     saved_by: SharedUse | None = None
     choice: Choice | None = None
+    way: LinkWay | None = None
     slot: Slot | None = None
     unread: str | None = None
     may_be_unread: bool = True
 
     def forget_ways(self) -> None:
         """Forget how the last tensor went: the next one goes another way."""
-        self.stay = self.slot = self.shared_use = self.saved_by = None
+        self.stay = self.slot = self.way = self.shared_use = self.saved_by = None
 
     def note(self, remat: Remat | None) -> None:
         """The tensor that is saved here now can be computed again like this; None: it cannot."""

@@ -267,7 +267,7 @@ class Recomputer:
             return packed.rebuild(source, own=True)
         was_ready = handle.state is State.READY
         waits = again and self._may_wait(token.lane, handle.raw_nbytes)
-        memory, own = executor.memory(handle, again=waits)
+        memory, own = executor.memory(handle, again=waits, expected=again)
         if waits and not own:
             self.note_ready(token)
         elif not again and not was_ready:

@@ -19,7 +19,7 @@ from cswap.engine.recomputer import computes_again
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
-from cswap.engine.transfer.section import INDICES
+from cswap.engine.transfer.stored import INDICES
 
 if TYPE_CHECKING:
     import torch
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from cswap.engine.recipes import Place
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
-    from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
 
 
@@ -44,9 +43,6 @@ BY_PLAN: Final = "plan"
 
 BY_SELECTOR: Final = (EXCLUDED, LEFT_OUT)
 """Reasons of tensors that take nothing of the budget."""
-
-ENCODED: Final = (State.STORED, State.LEAVING)
-"""An encoding has been made, or ordered where there is a link."""
 
 
 class Sender:
@@ -140,8 +136,8 @@ class Sender:
         handle.tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         if (codec.name, x.dtype, x.device) not in WARM:
             self._counters.compiled(warm(codec, x.dtype, x.device))
-        lane.executor.swap_out(handle, x, codec)
-        if place is not None and _is_alone(handle, lane, codec, x.dtype):
+        lane.executor.swap_out(handle, x, codec, place)
+        if place is not None and _is_alone(token, codec, x.dtype):
             _may_have_slot(place, token, codec)
 
     def obey(self, token: Token, tensor: torch.Tensor, place: Place) -> bool:
@@ -270,27 +266,25 @@ def _may_have_slot(place: Place, token: Token, codec: Codec | None = None) -> No
     place.codec, place.notes = codec, None if codec is None else token.handle.advice
 
 
-def _is_alone(handle: Handle, lane: Lane, codec: Codec, dtype: torch.dtype) -> bool:
+def _is_alone(token: Token, codec: Codec, dtype: torch.dtype) -> bool:
     # Whether it is nothing but an encoding in host memory, of the whole of its storage; made, or
     # ordered to be made, when pack returns.
-    if handle.state not in ENCODED or not handle.whole or handle.gathered:
+    handle, lane = token.handle, token.lane
+    if handle.state is not State.STORED or handle.codec is not codec:
         return False
-    if lane.executor.link is not None:
-        # Where the host may have no room, a handle knows what to do.
-        if codec.late_payload or not lane.has_host:
-            return False
-        return all(s.codec is codec and not s.checked for s in handle.sections)
-    in_line = lane.executor.in_line
-    if in_line is None:  # a link without streams of its own
+    if not handle.whole or handle.gathered:
         return False
-    section = handle.sections[0]
-    if section.host is None or section.codec is not codec:
+    stored, in_line = handle.stored, lane.executor.in_line
+    if stored is None or in_line is None:  # over a link
+        passage = token.passage
+        return passage is not None and passage.checksum is None
+    if stored.host is None:
         return False
-    if not section.checked:
+    if not stored.checked:
         return True
     # Without a handle, nothing but the payloads of indices is compared, and only by address.
     return (
-        section.checked == "payload"
+        stored.checked == "payload"
         and dtype in INDICES
         and in_line.by_address(codec, dtype, handle.raw_nbytes) is not None
     )

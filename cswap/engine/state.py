@@ -51,7 +51,7 @@ class EngineState:
         owned: storages of the model's parameters and buffers.
         lock: for the four that follow.
         aliases: handles by storage.
-        order: positions in the step, and the order of backward.
+        order: positions in the step.
         newest: knows which tensors stay within the budget.
         reclaimer: handles that nobody can ask for any more.
         outliving: tensors that the program holds itself.
@@ -132,7 +132,6 @@ class EngineState:
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:
             self.aliases.discard(handle)
-            self.order.discard(handle)
             if lane.ready.waiting:
                 lane.ready.remove(handle)
         took = self.took

@@ -6,11 +6,10 @@ A tensor's way is: handle, memory, view.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 
-from cswap.engine.order.lookahead import Lookahead
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.apart import Apart
 from cswap.engine.saved.away import Away
@@ -23,12 +22,8 @@ from cswap.engine.transfer.handle import State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cswap.engine.order.step_order import Saved
     from cswap.engine.saved.packed import Token
     from cswap.engine.state import EngineState
-
-WAITING: Final = (State.LEAVING, State.STORED)
-"""A swap-in cannot be begun yet, or was not."""
 
 _now = time.perf_counter
 _current_backward = torch._C._current_graph_task_id  # noqa: SLF001
@@ -44,10 +39,9 @@ class Unpacker:
     def __init__(self, state: EngineState, at_end: Callable[[], None]) -> None:
         """Args: state: the engine's; at_end: called at the end of every backward."""
         self._state = state
-        self._lock, self._order, self._follower = state.lock, state.order, state.follower
+        self._lock, self._order = state.lock, state.order
         self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
         self._counters, self._outliving = state.counters, state.outliving
-        self._lookahead = Lookahead(state.order)
         self._at_end = at_end
         self._recomputer, self._results = state.recomputer, state.results
         self._recomputer.note_ready = self._note_ready
@@ -111,13 +105,8 @@ class Unpacker:
     def _bring_without_handle(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:
         first = packed.first or packed
         if not first.uses:
-            self._order.asked(first)
-        lane, recomputer = packed.lane, self._recomputer
-        # Over a link, slots have an order of their own (replay/backward_order.py), and the next
-        # handle that is asked for begins those after it.
-        ahead = lane.ahead if lane.executor.link is None else 0
-        if lane.ahead and (ahead or self._follower.depth):
-            self._prefetch_after(first, ahead)
+            self._order.asked_since_pack = True
+        recomputer = self._recomputer
         recomputer.inputs_s = 0.0
         packed.check()
         if not first.uses and not isinstance(first, Away):  # those count for themselves
@@ -147,13 +136,8 @@ class Unpacker:
             # Outside of a backward somebody looks at a node, whose tensor exists of course.
             if (is_held or outliving.known) and self.backward != NO_BACKWARD:
                 outliving.note(token)
-            self._order.asked(handle)
-        depth, executor = self._follower.depth, lane.executor
-        # A link has one queue, and a plan may start many at once: first the one wanted now.
-        first = executor.memory(handle) if depth and executor.link is not None else None
-        if lane.ahead:
-            self._prefetch_after(handle, lane.ahead)
-        memory, own = executor.memory(handle) if first is None else first
+            self._order.asked_since_pack = True
+        memory, own = lane.executor.memory(handle)
         out = packed.rebuild(memory, own=own)
         with self._lock:
             handle.unpacked += 1
@@ -167,58 +151,10 @@ class Unpacker:
             lane.executor.drop_result(handle)
         return out
 
-    def _prefetch_after(self, saved: Saved, most_ahead: int) -> None:
-        depth = self._follower.depth
-        with self._lock:
-            n_asked, ahead = self._lookahead.after(saved, depth or most_ahead)
-        for coming in ahead:
-            owner = coming.owner()  # while it is here, no other thread buries it
-            if owner is None or not owner.lane.ahead:
-                with self._lock:
-                    self._lookahead.begun(coming)
-                continue
-            distance = coming.number - n_asked
-            if not depth and distance > owner.lane.ahead:
-                return
-            planned = owner.handle.planned
-            if self._follower.follows and planned is not None and distance > planned.ahead:
-                continue
-            if owner.handle.recomputed:
-                begun = self._prefetch_inputs(owner)
-            elif self._prefetch(owner):
-                begun = owner.handle.state not in WAITING
-            else:
-                return
-            if begun:
-                with self._lock:
-                    self._lookahead.begun(coming)
-
-    def _prefetch_inputs(self, token: Token) -> bool:
-        # Of a tensor that is computed again: these are asked for first. Whether all have begun.
-        remat, begun = token.remat, True
-        for packed in () if remat is None else remat.inputs:
-            if isinstance(packed, PackedView):
-                if not self._prefetch(packed.token):
-                    return False
-                handle = packed.token.handle
-                begun = begun and (handle.recomputed or handle.state not in WAITING)
-        return begun
-
-    def _prefetch(self, token: Token) -> bool:
-        # Whether there was room.
-        handle, lane = token.handle, token.lane
-        if not lane.has_room(handle.raw_nbytes):
-            return False
-        if lane.executor.prefetch(handle):
-            self._note_ready(token)
-        return True
-
     def _note_ready(self, token: Token) -> None:
         lane = token.lane
         with self._lock:
             dropped = lane.ready.add(token.handle)
-            if dropped:  # these may be brought back once more
-                self._lookahead.forget()
         for other in dropped:
             lane.executor.drop_result(other)
 
@@ -237,8 +173,6 @@ class Unpacker:
         # Once per backward: when it ends, all that its graph held is gone.
         backward: int = _current_backward()
         self.backward = backward
-        with self._lock:
-            self._lookahead.forget()
         for link in self._state.lanes.links:
             link.begin_backward()
         if backward != NO_BACKWARD:

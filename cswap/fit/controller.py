@@ -165,8 +165,6 @@ class FitController:
         self._drift = Drift()
         self._explore()
         engine.choose_by(self._chooser)
-        # Beside the computation, a tensor is there in both forms for a while.
-        engine.spare_memory(spares=True)
         self._first_use = FirstUse(engine)
         if schedule is not None:
             self._begin_with(schedule)
@@ -241,7 +239,6 @@ class FitController:
         self._engine.choose_by(None)
         self._engine.plan_copies(0)
         self._plain.end()
-        self._engine.spare_memory(spares=False)
         self._resident.remove()
         self.used.forget()
 

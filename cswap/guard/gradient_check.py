@@ -83,9 +83,9 @@ class _Lossy:
         waiting = self._expected.get((x.dtype, x.shape))
         found = waiting.popleft() if waiting else None
         handle = None if found is None else found.lossy()
-        if handle is None:
+        if handle is None or handle.codec is None:
             return x
-        codec, site = handle.sections[0].codec, handle.site
+        codec, site = handle.codec, handle.site
         with torch.no_grad():
             plain = x.detach().resolve_conj().resolve_neg()
             decoded = codec.decode(codec.encode(plain))

@@ -352,22 +352,23 @@ class Counters:
         *,
         device: int = 0,
         host: int = 0,
-        whole: bool = True,
     ) -> None:
-        """Count a swapped-out section; ``whole``: it was the tensor's last. Updates bytes held."""
+        """Count a swapped-out tensor. Updates bytes held."""
         with self._lock:
-            self.swapped += whole
+            self.swapped += 1
             entry = self.by_codec[codec]
-            entry.count += whole
+            entry.count += 1
             entry.raw += raw
             entry.encoded += encoded
             entry.encode_s += encode_s
             self._hold(device, host)
 
-    def decoded(self, codec: str, decode_s: float) -> None:
-        """Add the decode time of a section."""
+    def took(self, codec: str, *, encode_s: float = 0.0, decode_s: float = 0.0) -> None:
+        """Add seconds of a codec's encodes and decodes."""
         with self._lock:
-            self.by_codec[codec].decode_s += decode_s
+            entry = self.by_codec[codec]
+            entry.encode_s += encode_s
+            entry.decode_s += decode_s
 
     def compiled(self, seconds: float) -> None:
         """Add the time that compiling or loading kernels took."""

@@ -57,10 +57,6 @@ REASONS: Final[dict[str, Reason]] = {
     "modified": Reason(
         "changed in place after it was saved", "replace the in-place operator, if it matters"
     ),
-    "dropped": Reason(
-        "dropped before its encode was finished",
-        "none: no backward wanted it (use torch.no_grad())",
-    ),
     "layout": Reason(
         "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"
     ),

@@ -96,7 +96,7 @@ class LaggingMachine:
             AssertionError: the tensor has another value.
         """
         if other is not None:
-            other.wait_event(self.device.now().recorded)
+            other.wait_event(self.device.now().event)
         with self.cuda.stream(self.cuda.default if other is None else other):
             try:
                 back = engine.unpack(packed)

@@ -11,8 +11,7 @@ def assert_nothing_is_held(machine, engine):
     stats = engine.stats
     assert (stats.device_bytes, stats.host_bytes) == (0, 0)
     assert not any(link.alive for link in engine._state.lanes.links)
-    assert not engine._state.order._live
-    machine.device.trim(0)
+    assert not engine._state.aliases.live()
     assert machine.cuda.allocated_bytes == 0
 
 

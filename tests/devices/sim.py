@@ -1,206 +1,129 @@
-"""An adversarial stream simulator: a device for tests that does everything the contract allows.
+"""`SimDevice`: a device with a link for tests, whose streams lag behind the host.
 
-Jobs do not run when they are submitted but in a random order that respects events and nothing
-else (see Note [order on a device] in base.py); callbacks come late and in any order; memory is
-poisoned when it is handed out and as soon as nobody refers to it. So a dependency that the executor
-forgot, or memory that it let go too early, is wrong data under some seed, on a machine without GPU.
+It needs no patch of torch: tensors of its computation are torch's own, and have run when they are
+saved. The work of its other streams runs at random, or when the host waits for it; `LaggingCuda`
+checks that events order it.
 """
 
 from __future__ import annotations
 
-import random
-import weakref
-from dataclasses import dataclass, field
-from math import prod
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
-from cswap.devices.base import Event, LinkDevice, Role
-from cswap.errors import InternalError, without_frames
+from bench.twin.lagging_cuda import LaggingCuda, memory_at
+from cswap.devices.base import LinkDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from cswap.devices.side_streams import SideStreams
 
-    from cswap.codecs.base import Stream
-
-    Job = Callable[[Stream], None]
-
-POISON: Final = 0xA5
-
-
-@dataclass(frozen=True, slots=True)
-class SimStream:
-    """A stream of the simulator: codecs run on it with one thread."""
-
-    threads: int = 1
-
-
-@dataclass(slots=True, eq=False)
-class SimEvent:
-    """Fires when the scheduler has run its job; settles when the callbacks have run, too."""
-
-    job: Job | None
-    after: tuple[Event, ...]
-    role: Role
-    error: BaseException | None = None
-    elapsed_s: float = 0.0
-    span_s: tuple[float, float] = (0.0, 0.0)
-    fired: bool = False
-    callbacks: list[Callable[[], None]] = field(default_factory=list)
-    measured: bool = False
-
-    def query(self) -> bool:
-        """See `Event.query`."""
-        return self.fired
-
-    def runnable(self) -> bool:
-        """Whether everything that it waits for has fired."""
-        return not self.fired and all(e.query() for e in self.after)
+TOTAL_BYTES = 1 << 40
 
 
 class SimDevice(LinkDevice):
-    """Runs jobs in any order that the contract allows, one choice after the other by seed.
+    """One engine's device.
 
-    Not thread-safe: an engine on it must not be visited by the thread that releases handles.
+    Attributes:
+        cuda: has its streams and memory; ``faults`` names memory that was used too early.
     """
 
+    kind = "cpu"
     backlog_bytes = 1 << 40
     ready_bytes = 1 << 30
 
-    def __init__(
-        self,
-        seed: int,
-        *,
-        eager: bool = False,
-        kind: str = "cpu",
-        section_bytes: int | None = None,
-    ) -> None:
-        """Simulate under one seed.
-
-        Args:
-            seed: of all choices.
-            eager: computation is real (torch's own, which has run when it returns) rather than
-                submitted as jobs of role "compute": then `join` runs the jobs that it waits for.
-            kind: of tensors that the engine gives to this device.
-            section_bytes: see `Device`.
-        """
+    def __init__(self, seed: int, *, section_bytes: int | None = None) -> None:
+        """Args: seed: of the order in which streams run; section_bytes: see `LinkDevice`."""
         self.section_bytes = section_bytes
-        self.kind = kind
-        self._random = random.Random(seed)
-        self._eager = eager
-        self._jobs: list[SimEvent] = []
-        self._callbacks: list[Callable[[], None]] = []
-        self._joined: tuple[Event, ...] = ()
-
-    def submit(
-        self, job: Job, *, role: Role, after: tuple[Event, ...] = (), measure: bool = False
-    ) -> Event:
-        """See `LinkDevice.submit`. Computation is in order, as on any compute stream."""
-        if role == "compute" and not self._eager:
-            earlier = tuple(e for e in self._jobs if e.role == "compute")
-            after = (*after, *self._joined, *earlier)
-        event = SimEvent(job, after, role)
-        self._jobs.append(event)
-        return event
-
-    def when(self, event: Event, callback: Callable[[], None]) -> None:
-        """See `LinkDevice.when`."""
-        own = _own(event)
-        (self._callbacks if own.fired else own.callbacks).append(callback)
-
-    def wait(self, event: Event) -> None:
-        """See `LinkDevice.wait`: runs other things, too, and in any order."""
-        own = _own(event)
-        pending = [False]
-        own.callbacks.append(lambda: pending.__setitem__(0, True))
-        if own.fired:
-            self._callbacks.extend(own.callbacks)
-            own.callbacks.clear()
-        while not pending[0] or self._callbacks:
-            self.step()
-
-    def now(self) -> Event:
-        """See `Device.now`."""
-        waits = () if self._eager else tuple(e for e in self._jobs if e.role == "compute")
-        return self.submit(lambda _: None, role="codec", after=waits)
-
-    def join(self, event: Event, at: Event | None = None) -> None:
-        """See `Device.join`."""
-        if self._eager:
-            self.wait(event)
-        else:
-            self._joined = (*self._joined, event)
+        self.cuda = LaggingCuda(seed, TOTAL_BYTES)
+        self._held: list[torch.Tensor] = []
+        self._side_streams = SimStreams(self.cuda)
 
     def allocate(
         self, sizes: tuple[int, ...], strides: tuple[int, ...], *, dtype: torch.dtype
     ) -> torch.Tensor:
         """See `Device.allocate`."""
-        return poisoned(prod(sizes) * dtype.itemsize).view(dtype).as_strided(sizes, strides)
-
-    def scratch(self, nbytes: int, role: Role) -> torch.Tensor:
-        """See `Device.scratch`."""
-        return poisoned(nbytes)
-
-    def give_back(self, scratch: torch.Tensor, after: Event | None = None) -> None:
-        """See `Device.give_back`: whoever uses it after that reads poison."""
-        if after is None:
-            scratch.fill_(POISON)
-        else:
-            self.when(after, lambda: _poison(scratch))
+        flat = self.cuda.empty(torch.Size(sizes).numel(), dtype=dtype, device="sim")
+        return flat.as_strided(sizes, strides)
 
     def host_memory(self, nbytes: int) -> torch.Tensor:
         """See `Device.host_memory`."""
-        return poisoned(nbytes)
+        return self.cuda.empty(nbytes, dtype=torch.uint8)
 
-    def step(self) -> None:
-        """Run one job or one callback, at random among those that may run.
+    def now(self) -> Any:
+        """See `Device.now`."""
+        event = self.cuda.Event()
+        event.record(self.cuda.default)
+        return event
 
-        Raises:
-            InternalError: something is waited for that can never happen.
-        """
-        ready = [e for e in self._jobs if e.runnable()]
-        choice = self._random.randrange(len(ready) + len(self._callbacks) or 1)
-        if choice < len(ready):
-            self._run(ready[choice])
-        elif self._callbacks:
-            self._callbacks.pop(choice - len(ready))()
-        else:
-            raise InternalError("simulator: a job waits for an event that cannot fire")
+    def join(self, moment: Any) -> None:
+        """See `Device.join`."""
+        self.cuda.default.wait_event(moment)
 
     def drain(self) -> None:
-        """Run everything that can run."""
-        while self._callbacks or any(e.runnable() for e in self._jobs):
-            self.step()
+        """See `Device.drain`."""
+        self.cuda.synchronize()
+        self._held.clear()
 
-    def _run(self, event: SimEvent) -> None:
-        job, event.job = event.job, None
-        try:
-            if job is not None:
-                job(SimStream())
-        except Exception as error:
-            event.error = without_frames(error)
-        del job
-        event.fired = True
-        self._jobs.remove(event)
-        self._callbacks.extend(event.callbacks)
-        event.callbacks.clear()
+    def hold(self, memory: torch.Tensor, after: Any) -> None:
+        """See `LinkDevice.hold`: until all work has run."""
+        self._held.append(memory)
+
+    def side_streams(self) -> SideStreams:
+        """See `LinkDevice.side_streams`."""
+        return self._side_streams
 
 
-def _poison(memory: torch.Tensor) -> None:
-    memory.fill_(POISON)
+class SimStreams:
+    """See `SideStreams`."""
 
+    def __init__(self, cuda: LaggingCuda) -> None:
+        """Args: cuda: has the streams."""
+        self._cuda = cuda
+        self.codec, self.d2h, self.h2d = cuda.Stream(), cuda.Stream(), cuda.Stream()
+        self.new_event = cuda.Event
 
-def poisoned(nbytes: int) -> torch.Tensor:
-    """[nbytes] uint8, poisoned now, and again once the last reference to its storage is gone."""
-    memory = np.full(nbytes, POISON, np.uint8)
-    handed_out = memory[:]  # torch refers to this object, we to the memory behind it
-    weakref.finalize(handed_out, memory.fill, POISON)
-    return torch.from_numpy(handed_out)
+    def current(self) -> Any:
+        """See `SideStreams.current`; meanwhile some work runs."""
+        cuda = self._cuda
+        cuda.run_some(cuda._random.choice([0, 0, 0, 1, 2, 8]))
+        return cuda.current_stream()
 
+    def memcpy(self, target: int, source: int, nbytes: int, _direction: int, stream: int) -> None:
+        """Copy between these addresses."""
+        on = next(s for s in self._cuda.streams if s.cuda_stream == stream)
+        with self._cuda.stream(on):
+            self._cuda.touch(memory_at(source, nbytes), writes=False, text="copy")
+            self._cuda.touch(memory_at(target, nbytes), writes=True, text="copy")
+        memory_at(target, nbytes).copy_(memory_at(source, nbytes))
 
-def _own(event: Event) -> SimEvent:
-    if not isinstance(event, SimEvent):
-        raise InternalError(f"event {event!r} is not of this device")
-    return event
+    def is_capturing(self) -> bool:
+        """See `SideStreams.is_capturing`."""
+        return False
+
+    def prepare_thread(self) -> None:
+        """See `SideStreams.prepare_thread`."""
+
+    def before(self) -> Any:
+        """See `SideStreams.before`."""
+        return len(self._cuda._stack())
+
+    def enter(self, stream: Any) -> None:
+        """See `SideStreams.enter`."""
+        self._cuda._stack().append(stream)
+
+    def leave(self, before: Any) -> None:
+        """See `SideStreams.leave`."""
+        del self._cuda._stack()[before:]
+
+    def stall(self, stream: Any, event: Any) -> None:
+        """See `SideStreams.stall`."""
+        stream.wait_event(event)
+
+    def origin(self) -> tuple[Any, float]:
+        """See `SideStreams.origin`."""
+        return self._cuda.Event(), 1.0
+
+    def allocate(self, nbytes: int) -> torch.Tensor:
+        """See `SideStreams.allocate`."""
+        with self._cuda.stream(self.codec):
+            return self._cuda.empty(nbytes, dtype=torch.uint8, device="sim")

@@ -10,7 +10,6 @@ import logging
 import random
 import sys
 import threading
-import time
 import types
 from typing import Any
 
@@ -22,8 +21,7 @@ from cswap.codecs import launcher as launcher_module
 from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
-from cswap.errors import ConfigError, CorruptEncodingError, InternalError, UnsupportedError
-from tests.devices.sim import SimEvent
+from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
 
 
 class FakeStream:
@@ -125,7 +123,7 @@ class FakeCuda:
 
 @pytest.fixture
 def cuda(monkeypatch):
-    from cswap.devices import cuda, cuda_callbacks, cuda_events
+    from cswap.devices import cuda, cuda_events
 
     fake, real = FakeCuda(), torch
     stand_in = types.SimpleNamespace(
@@ -136,8 +134,9 @@ def cuda(monkeypatch):
         uint8=real.uint8,
     )
     monkeypatch.setattr(cuda, "cuda_streams", streams_of(fake))
-    for user in (cuda, cuda_callbacks, cuda_events):
+    for user in (cuda, cuda_events):
         monkeypatch.setattr(user, "torch", stand_in)
+    monkeypatch.setattr(cuda, "memcpy_async", lambda: lambda t, s, n, *_: ctypes.memmove(t, s, n))
     monkeypatch.setattr(real.Tensor, "record_stream", lambda x, s: fake.record_stream(x, s))
     return fake
 
@@ -152,19 +151,14 @@ def device(cuda, monkeypatch):
     return made
 
 
-def test_a_job_waits_on_its_stream_for_what_came_before_and_is_followed_by_an_event(device, cuda):
-    before = device.now()
-    seen = []
-    event = device.submit(lambda s: seen.append(s), role="codec", after=(before,), measure=True)
-    (stream,) = seen
-    assert stream is not cuda.current_stream()
-    assert stream.waits == [before.recorded]
-    assert event.recorded.recorded_on is stream
-    device.join(event)
-    assert cuda.current_stream().waits == [event.recorded]
-    device.wait(event)
-    assert event.query()
-    assert event.elapsed_s == 0.002
+def test_a_moment_is_waited_for_by_other_streams_alone(device, cuda):
+    moment = device.now()
+    assert moment.event.recorded_on is cuda.current_stream()
+    device.join(moment)
+    assert cuda.current_stream().waits == []
+    with cuda.stream(FakeStream("another")):
+        device.join(moment)
+        assert cuda.current_stream().waits == [moment.event]
 
 
 def test_what_several_threads_read_is_known_to_the_allocator(device, cuda):
@@ -182,97 +176,15 @@ def test_what_several_threads_read_is_known_to_the_allocator(device, cuda):
     assert cuda.used == [(first.data_ptr(), another)]
 
 
-def test_callbacks_run_in_order_and_wait_waits_for_them(device):
-    order = []
-
-    def note(i):
-        time.sleep(0.001)
-        order.append(i)
-
-    events = [device.submit(lambda _: None, role="d2h") for _ in range(5)]
-    for i, event in enumerate(events):
-        device.when(event, lambda i=i: note(i))
-    device.wait(events[-1])
-    assert order == [0, 1, 2, 3, 4]
-
-
-def test_one_thread_runs_the_callbacks_of_a_computation_that_does_not_pass_by(device):
-    threads, ran = set(), threading.Event()
-    for role in ("d2h", "codec", "h2d"):
-        event = device.submit(lambda _: None, role=role)
-        device.when(event, lambda: threads.add(threading.current_thread().name))
-    device.when(device.submit(lambda _: None, role="h2d"), ran.set)
-    assert ran.wait(20)
-    assert threads == {"cswap-cuda0"}
-
-
-@pytest.mark.parametrize("passes_by", [True, False])
-def test_the_thread_leaves_callbacks_to_a_computation_that_passes_by(
-    device, monkeypatch, passes_by
-):
-    from cswap.devices import cuda_callbacks
-
-    monkeypatch.setattr(cuda_callbacks.Callbacks, "_start", lambda _self: None)
-    naps, waits, ran = [], [], []
-
-    def sleep(seconds):
-        naps.append(seconds)
-        if passes_by:
-            device.pump()
-
-    monkeypatch.setattr(cuda_callbacks, "time", types.SimpleNamespace(sleep=sleep))
-    event = device.submit(lambda _: None, role="d2h")
-    device.when(event, lambda: ran.append(1))
-    recorded = event.recorded
-    recorded.fired.wait(20)
-    monkeypatch.setattr(recorded, "synchronize", lambda: waits.append(1))
-    device._callbacks._next()
-    assert ran == [1]
-    assert len(waits) == (not passes_by)
-    shortest, longest = cuda_callbacks.NAPS_S
-    assert naps == [shortest] + [cuda_callbacks.COALESCE_S] * (not passes_by)
-    for _ in range(8):
-        device.when(device.submit(lambda _: None, role="d2h"), lambda: None)
-        device._callbacks._next()
-    assert max(naps) == (longest if passes_by else shortest)
-
-
-def test_the_thread_ends_before_the_interpreter_does(device):
-    done = threading.Event()
-    device.when(device.submit(lambda _: None, role="d2h"), done.set)
-    assert done.wait(20)
-    thread = device._callbacks._thread
-    device._callbacks.end()
-    assert not thread.is_alive()
-    device.when(device.submit(lambda _: None, role="d2h"), done.clear)  # late: nobody starts it
-    assert device._callbacks._thread is thread
-
-
 def test_each_device_has_a_clock_of_its_own(cuda):
     from cswap.devices.cuda import CudaDevice
 
     first, second = CudaDevice(0), CudaDevice(1)
-    assert first.origin is first.origin
-    assert first.origin[0] is not second.origin[0]
-
-
-def test_a_callback_that_fails_is_reported_and_the_next_one_runs(device, caplog):
-    event = device.submit(lambda _: None, role="codec")
-    ran = threading.Event()
-
-    def fail():
-        raise ValueError("broken callback")
-
-    device.when(event, fail)
-    device.when(event, ran.set)
-    assert ran.wait(20)
-    assert isinstance(event.error, ValueError)
-    assert "a callback failed" in caplog.text
+    assert first.origin() is first.origin()
+    assert first.origin()[0] is not second.origin()[0]
 
 
 def test_out_of_memory_frees_what_is_idle_and_tries_again(device, cuda, monkeypatch):
-    device.give_back(device.scratch(1 << 20, "codec"))
-    assert device.scratch_bytes == 1 << 20
     failures = [1]
     real = torch.empty_strided
 
@@ -285,18 +197,9 @@ def test_out_of_memory_frees_what_is_idle_and_tries_again(device, cuda, monkeypa
     monkeypatch.setattr(sys.modules["cswap.devices.cuda"].torch, "empty_strided", empty_strided)
     assert device.allocate((10,), (1,), dtype=torch.float32).numel() == 10
     assert cuda.emptied == 1
-    assert device.scratch_bytes == 0
     failures.extend([1, 1])
     with pytest.raises(MemoryError, match="no memory"):
         device.allocate((10,), (1,), dtype=torch.float32)
-
-
-def test_an_error_of_a_job_is_in_its_event_and_memory_errors_are_known(device):
-    def fail(_):
-        raise torch.cuda.OutOfMemoryError("full")
-
-    event = device.submit(fail, role="codec")
-    assert isinstance(event.error, MemoryError)
 
 
 def test_without_pinned_memory_it_goes_on_with_pageable_and_says_so_once(cuda, monkeypatch, caplog):
@@ -315,11 +218,6 @@ def test_without_pinned_memory_it_goes_on_with_pageable_and_says_so_once(cuda, m
         assert made.host_memory(100).numel() == 100
         assert made.host_memory(100).numel() == 100
     assert caplog.text.count("No more pinned memory") == 1
-
-
-def test_events_of_another_device_are_refused(device):
-    with pytest.raises(InternalError):
-        device.wait(SimEvent(None, (), "codec", fired=True))
 
 
 @pytest.mark.parametrize("codec", ["raw", "zvc", "auto"])
@@ -369,31 +267,54 @@ def test_tensors_that_are_computed_again_are_neither_encoded_nor_copied(device, 
     assert engine.stats.fallbacks == 0
 
 
-def test_what_computation_waits_on_the_device_is_timed_now_and_then(device):
+def test_what_computation_waits_on_the_device_is_timed_now_and_then(device, cuda):
     from cswap.devices.cuda import TIME_EVERY
 
-    before = device.stalled_s
-    for _ in range(3 * TIME_EVERY):
-        device.join(device.submit(lambda _: None, role="codec"))
-    last = device.now()
-    device.when(last, lambda: None)
-    device.wait(last)
+    before, moment = device.stalled_s, device.now()
+    with cuda.stream(FakeStream("another")):
+        for _ in range(3 * TIME_EVERY):
+            device.join(moment)
+    for _, ended in device._stalls:
+        ended.synchronize()
     assert device.stalled_s - before == pytest.approx(3 * TIME_EVERY * 2e-3)  # as FakeEvent says
 
 
-def test_when_staging_memory_is_full_the_computing_thread_waits(device, monkeypatch):
-    def value():
-        time.sleep(0.05)  # else the watcher may know every size before the next pack asks
-        return 1 << 14
+def test_without_cupy_the_runtime_that_torch_has_loaded_copies(monkeypatch):
+    from cswap.devices import cuda_memcpy
 
-    late = types.SimpleNamespace(value=value)  # a size that the device tells
-    monkeypatch.setattr("cswap.codecs.tiled.TiledCodec.encode_flat", lambda *_, **__: late)
-    device.backlog_bytes = 0
-    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=device)
-    packed = [engine.pack(torch.randn(1 << 14)) for _ in range(8)]
-    assert engine.stats.exposed_s > 0
-    engine.synchronize()
-    assert len(packed) == engine.stats.swapped
+    copied = []
+
+    def function(*arguments):
+        copied.append(arguments)
+        return 1 if arguments[2] == 13 else 0
+
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    runtime = types.SimpleNamespace(cudaMemcpyAsync=function)
+    monkeypatch.setattr(ctypes, "CDLL", lambda _name: runtime)
+    memcpy = cuda_memcpy.memcpy_async.__wrapped__()
+    memcpy(1, 2, 12, cuda_memcpy.INFERRED, 7)
+    assert copied == [(1, 2, 12, 4, 7)]
+    with pytest.raises(RuntimeError, match="error 1"):
+        memcpy(1, 2, 13, cuda_memcpy.INFERRED, 7)
+
+
+def test_without_any_copy_by_address_nothing_is_swapped(cuda, monkeypatch, caplog):
+    from cswap.devices import cuda as module
+    from cswap.devices import cuda_memcpy
+
+    def missing(_name):
+        raise OSError("libcudart.so.0: not found")
+
+    monkeypatch.setitem(sys.modules, "cupy.cuda", None)
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(module, "memcpy_async", cuda_memcpy.memcpy_async.__wrapped__)
+    module.cuda_device.cache_clear()
+    engine = SwapEngine(SwapConfig(codec="raw", min_bytes=0))
+    lanes = engine._state.lanes
+    assert lanes.of(torch.device("cuda", 0)) is None
+    assert engine.stats.fallbacks_by_reason == {"device": 1}
+    assert "install CuPy" in caplog.text
+    module.cuda_device.cache_clear()
 
 
 def test_damage_that_a_kernel_met_is_raised_at_the_next_unpack(device, monkeypatch, caplog):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import types
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from cswap import cuda_streams
-from cswap.devices.cuda import CudaDevice
+from cswap.devices.cuda import CudaStreams
 
 KIND = 1
 
@@ -84,10 +85,11 @@ def test_an_interrupt_that_ends_enter_leaves_the_users_stream(fake, monkeypatch)
 
     monkeypatch.setattr(fake._C, "_cuda_setStream", set_stream)
     before = dict(fake.streams)
-    made: Any = object.__new__(CudaDevice)
-    made.index, made._streams = 0, {"codec": FakeStream(9, 0, KIND)}
+    made: Any = object.__new__(CudaStreams)
+    made.before, made.enter = partial(cuda_streams.before, 0), cuda_streams.enter
+    made.leave, made.codec = cuda_streams.leave, FakeStream(9, 0, KIND)
     with pytest.raises(KeyboardInterrupt):
-        made.submit(lambda _stream: None, role="codec")
+        made.allocate(8)
     assert fake.streams == before
 
 

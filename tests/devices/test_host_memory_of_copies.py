@@ -9,9 +9,6 @@ import pytest
 import torch
 
 from cswap.codecs.pinned_sizes import SizePool
-from cswap.engine.transfer.staging import Staging
-from cswap.engine.transfer.unsized import Unsized
-from cswap.stats.counters import Counters
 from tests.devices.lagging_machine import LaggingMachine
 
 N, NUMEL = 6, 1 << 14
@@ -59,7 +56,7 @@ def test_memory_that_a_file_was_read_into(machine, monkeypatch, codec, tmp_path)
         del back
     assert released.dead == before
     machine.cuda.synchronize()
-    machine.device.trim(0)
+    machine.device.drain()
     assert released.dead >= before + N
     engine.close()
 
@@ -72,31 +69,15 @@ def test_buffers_of_an_engine_that_is_closed(machine, monkeypatch, codec):
         engine.begin_step()
         packed, _ = machine.save(engine, N, NUMEL)
         machine.cuda.synchronize()
-        machine.device.pump()
+        engine._state.lanes.pump()
         while packed:
             engine.unpack(packed.pop())
         engine.collect()
     engine.close()
     assert released.dead == 0  # the copies back are under way
     machine.cuda.synchronize()
-    machine.device.trim(0)
+    machine.device.drain()
     assert released.dead >= N
-
-
-def test_another_thread_may_look_while_room_is_made(machine):
-    staging = Staging(machine.device)  # its bound is 0
-    unsized = Unsized(machine.device, staging, Counters())
-    event = machine.device.now()
-    unsized.add(event)
-    in_use = machine.device.scratch_in_use_bytes
-
-    def looked():
-        unsized.discard(event)  # as the thread of the callbacks does
-        return in_use()
-
-    machine.device.scratch_in_use_bytes = looked
-    unsized.make_room(1)
-    unsized.discard(event)
 
 
 def test_a_size_whose_reading_is_interrupted_is_read_once_more():

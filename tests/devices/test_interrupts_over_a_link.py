@@ -90,10 +90,10 @@ class Training:
         engine.synchronize()
         engine.collect()
         stats, state = engine.stats, engine._state
-        self.machine.device.trim(0)
         lane: Any = state.lanes._only
-        leaving, link = lane.executor.leaving_bytes, lane.executor.link
-        entries = len(link.alive), len(state.order._live), len(lane.ready.waiting)
+        link = lane.executor.link
+        entries = len(link.alive), len(state.aliases.live()), len(lane.ready.waiting)
+        leaving = link.sources.nbytes
         link.close()
         gc.collect()  # of a region that nobody came to know
         held = stats.device_bytes, stats.host_bytes, cuda.allocated_bytes, lane.host.in_use_bytes

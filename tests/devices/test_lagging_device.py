@@ -11,9 +11,8 @@ import threading
 import pytest
 import torch
 
-from cswap.engine.replay import link
-from cswap.engine.transfer import staging
-from cswap.engine.transfer.link_back import LinkBack
+from cswap.engine.link import link
+from cswap.engine.link.way_back import WayBack
 from cswap.schema.plan import Decision, Plan
 from cswap.stores.disk import DiskStore
 from tests.devices.lagging_machine import LaggingMachine
@@ -51,7 +50,7 @@ def test_what_is_ordered_by_events_is_no_fault(monkeypatch):
     x = machine.tensor(64)
     side = machine.cuda.Stream()
     written = machine.device.now()
-    side.wait_event(written.recorded)
+    side.wait_event(written.event)
     with machine.cuda.stream(side):
         machine.use(x)
         read = machine.device.now()
@@ -115,38 +114,23 @@ def test_a_large_device_holds_no_more_of_a_small_step(machine, codec):
         machine.cuda.peak_bytes = machine.cuda.allocated_bytes
 
 
-@pytest.mark.parametrize(
-    ("steps", "spares", "share"),
-    [
-        (1, False, staging.STEP_SHARE),
-        (1, True, staging.SPARING[1]),
-        (64, False, link.STEP_SHARE),
-    ],
-)
+@pytest.mark.parametrize("steps", [1, 64])
 def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(
-    machine, monkeypatch, steps, spares, share
+    machine, monkeypatch, steps
 ):
     look_every(monkeypatch, steps)  # 1: all have handles
     machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
     engine = machine.engine("raw")
-    executor = engine._state.lanes.of(machine.tensor(1).device).executor
-    engine.spare_memory(spares=spares)
-
-    def bound():
-        return executor.staging.out_bytes if steps == 1 else executor.link.sources.most_bytes
-
+    of_link = engine._state.lanes.of(machine.tensor(1).device).executor.link
     for _ in range(3):
         engine.begin_step()
-        packed, _ = machine.save(engine, 10 * share, 1024)
+        packed, _ = machine.save(engine, 10 * link.STEP_SHARE, 1024)
         packed.clear()
         engine.synchronize()
         engine.collect()
     engine.begin_step()
     engine.review_slots()
-    assert bound() == 10 * 4096
-    if steps == 1:
-        engine.begin_step()  # of another model, say
-        assert bound() == (staging.SPARING[0] if spares else staging.FEWEST) * 4096
+    assert of_link.sources.most_bytes == 10 * 4096
 
 
 def test_a_plan_lets_more_be_under_way_than_the_device_does_itself(machine):
@@ -174,7 +158,7 @@ def test_a_tensor_that_dies_while_its_copy_is_ordered_leaves_no_host_memory(mach
     packed = [engine.pack(machine.tensor(MIB // 4))]
     machine.drop_in_take(engine, packed)
     engine.synchronize()
-    machine.device.pump()
+    engine._state.lanes.pump()
     engine.collect()
     assert engine.stats.host_bytes == 0
     assert engine._state.lanes._only.host.in_use_bytes == 0
@@ -252,7 +236,7 @@ def test_the_memory_that_a_plan_was_made_for_is_held(machine):
     packed, _ = machine.save(engine, N_TENSORS, MIB // 4)
     assert machine.cuda.peak_bytes <= 6 * MIB + MIB  # and the tensor that is being saved
     machine.cuda.synchronize()
-    machine.device.pump()
+    engine._state.lanes.pump()
     machine.cuda.peak_bytes = 0
     while packed:
         back = engine.unpack(packed.pop())
@@ -267,13 +251,13 @@ def test_with_a_plan_the_tensor_that_is_wanted_now_is_first_on_the_link(machine,
     engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=1 << 30))
     packed, values = machine.save(engine, 8, 1024)
     engine.synchronize()
-    brought, bring = [], LinkBack.bring
+    brought, start = [], WayBack.start
 
-    def noting(self, handle, *arguments):
-        brought.append(handle.position)
-        return bring(self, handle, *arguments)
+    def noting(self, region):
+        brought.append(region.owner().position)
+        return start(self, region)
 
-    monkeypatch.setattr(LinkBack, "bring", noting)
+    monkeypatch.setattr(WayBack, "start", noting)
     assert torch.equal(engine.unpack(packed[-1]), values[-1])
     assert brought == [7, 6, 5, 4, 3, 2, 1, 0]
 
@@ -309,7 +293,7 @@ class Program:
         self.random = random.Random(seed)
         self.machine = machine
         device = machine.device
-        device.backlog_bytes = device._scratch.enough_bytes = self.random.choice([0, 8192, 65536])
+        device.backlog_bytes = self.random.choice([0, 8192, 65536])
         device.ready_bytes = self.random.choice([4096, 1 << 20])
         device.section_bytes = self.random.choice([None, 2048])
         self.engine = machine.engine(
@@ -397,7 +381,7 @@ MANY = range(40, 3000)
     "seeds", [FEW, pytest.param(MANY, marks=pytest.mark.slow)], ids=["few", "many"]
 )
 def test_random_programs_on_a_lagging_device(monkeypatch, seeds):
-    monkeypatch.setattr("cswap.engine.transfer.section.SECTION_ALIGN", 64)
+    monkeypatch.setattr("cswap.engine.link.link_way.PART_ALIGN", 64)
     for seed in seeds:
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch, seed)

@@ -13,8 +13,8 @@ import torch
 
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
+from cswap.engine.link.way_back import WayBack
 from cswap.engine.replay.link_slot import LinkSlot
-from cswap.engine.replay.way_back import WayBack
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.without_handle import Again
@@ -153,7 +153,7 @@ def test_all_are_brought_back_ahead_each_time_that_they_are_asked_for(small, cod
     warm_up(small, engine)
     packed, _ = small.save(engine, N, NUMEL)
     small.cuda.synchronize()
-    small.device.pump()
+    engine._state.lanes.pump()
     for _ in range(2):
         engine._unpacker._note_backward()
         for one in packed[::-1]:
@@ -170,7 +170,7 @@ def started(monkeypatch):
     positions, start = [], WayBack.start
 
     def noting(self, region):
-        positions.append(region.slot.position)
+        positions.append(region.owner().position)
         return start(self, region)
 
     monkeypatch.setattr(WayBack, "start", noting)
@@ -185,6 +185,7 @@ def test_a_way_back_begins_when_the_plan_says(machine, started, planned):
     machine.device.backlog_bytes = machine.device.ready_bytes = 1 << 30
     engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=1 << 30))
     warm_up(machine, engine, 12)
+    started.clear()
     packed, values = machine.save(engine, 12, NUMEL)
     assert are_copied(packed[::2])
     engine.synchronize()
@@ -204,6 +205,7 @@ def test_the_first_tensor_that_backward_asks_for_begins_what_the_plan_begins_the
     decisions = {n: swap if n < 4 else Decision("keep") for n in range(6)}
     engine = machine.engine("raw", plan=Plan(decisions, budget_bytes=1 << 30))
     warm_up(machine, engine, 6)
+    started.clear()
     packed, values = machine.save(engine, 6, NUMEL)
     assert not engine.may_be_quiet  # or nobody would tell
     engine.synchronize()
@@ -273,7 +275,7 @@ def test_tensors_that_were_begun_for_another_order_are_let_go(stays_first, start
     began, packed = step([0])
     assert began == [3, 2]
     assert started[2:] != []  # others have the room now
-    held = [region.slot.position for region in link.alive if region.memory is not None]
+    held = [region.owner().position for region in link.alive if region.memory is not None]
     assert 3 not in held or 2 not in held
     packed.clear()
     for _ in range(3):
@@ -327,7 +329,7 @@ def test_a_tensor_that_was_modified_raises(machine, codec):
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         engine.unpack(early)
     machine.cuda.synchronize()
-    machine.device.pump()  # its memory is let go
+    engine._state.lanes.pump()  # its memory is let go
     y.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         engine.unpack(late)
@@ -345,7 +347,7 @@ def test_a_tensor_that_is_saved_twice_is_copied_once(machine, codec):
         want = x.detach().clone()
         del x
         machine.cuda.synchronize()
-        machine.device.pump()
+        engine._state.lanes.pump()
         kinds = [type(p) for p in packed]
         assert torch.equal(engine.unpack(packed.pop()), want.view(2, -1))
         assert torch.equal(engine.unpack(packed.pop()), want)
@@ -372,7 +374,7 @@ def test_a_user_that_writes_into_its_tensor_changes_no_other_users(machine, code
         want = x.detach().clone()
         del x
         machine.cuda.synchronize()
-        machine.device.pump()
+        engine._state.lanes.pump()
         engine._state.lanes.of(want.device).ahead = ahead
         ask_all(machine, engine, others, values)
         engine.unpack(packed.pop()).mul_(3.0)
@@ -381,11 +383,32 @@ def test_a_user_that_writes_into_its_tensor_changes_no_other_users(machine, code
     assert_nothing_is_held(machine, engine)
 
 
-@pytest.mark.parametrize("options", [{"host_limit": 1 << 40}, {"spill_dir": "."}, {"verify": True}])
-def test_where_a_tensor_may_go_elsewhere_it_has_a_handle(machine, options, tmp_path, codec):
+@pytest.mark.parametrize(
+    "options",
+    [{"host_limit": 1 << 40}, {"host_limit": 4 * MIB}, {"spill_dir": ".", "host_limit": 0}],
+    ids=["enough", "little", "disk"],
+)
+def test_a_tensor_for_which_the_host_has_no_room_goes_to_the_disk_or_stays(
+    machine, options, tmp_path, codec
+):
     if "spill_dir" in options:
-        options = {"spill_dir": tmp_path}
+        options = {**options, "spill_dir": tmp_path}
     engine = machine.engine(codec, **options)
+    for _ in range(3):
+        warm_up(machine, engine)
+    packed, values = machine.save(engine, N, NUMEL)
+    kinds = {type(p) for p in packed}
+    assert Away in kinds
+    assert (kinds == {Away}) is (options["host_limit"] != 4 * MIB)
+    engine.synchronize()
+    assert (engine.stats.disk_bytes > 0) is ("spill_dir" in options)
+    ask_all(machine, engine, packed, values)
+    engine.close()
+    assert engine.stats.disk_bytes == 0
+
+
+def test_tensors_that_are_verified_have_handles(machine, codec):
+    engine = machine.engine(codec, verify=True)
     warm_up(machine, engine)
     packed, values = machine.save(engine, N, NUMEL)
     assert {type(p) for p in packed} == {PackedView}
@@ -395,7 +418,7 @@ def test_where_a_tensor_may_go_elsewhere_it_has_a_handle(machine, options, tmp_p
 
 @pytest.mark.parametrize("agree", [True, False])
 def test_where_values_must_agree_they_are_the_codecs_at_any_time(machine, monkeypatch, agree):
-    monkeypatch.setattr("cswap.engine.replay.link_slot.must_agree", lambda *, lossy: agree)
+    monkeypatch.setattr("cswap.engine.link.link_way.must_agree", lambda *, lossy: agree)
     engine = machine.engine("int8")
     engine.begin_step()
     packed, values = machine.save(engine, N, NUMEL)
@@ -421,7 +444,7 @@ def test_a_copy_back_of_an_encoding_that_fails_is_no_tensor(machine, monkeypatch
     packed, values = machine.save(engine, 1, NUMEL)
     engine.synchronize()
     with monkeypatch.context() as patch:
-        patch.setattr("cswap.devices.base.copy_bytes", fails)
+        patch.setattr(engine._state.lanes._only.executor.link._streams, "memcpy", fails)
         with pytest.raises(RuntimeError, match="on purpose"):
             engine.unpack(packed[0])
     assert torch.equal(engine.unpack(packed[0]), values[0])
@@ -497,12 +520,14 @@ def test_conjugated_tensors_have_handles(machine):
     assert_nothing_is_held(machine, engine)
 
 
-def test_codecs_whose_payload_is_late_have_handles(machine, monkeypatch):
+def test_a_payload_that_is_late_is_copied_when_its_size_is_known(machine, monkeypatch):
     monkeypatch.setattr("cswap.codecs.tiled.TiledCodec.late_payload", True)
     engine = machine.engine("zvc")
-    warm_up(machine, engine)
+    for _ in range(2):
+        warm_up(machine, engine)
     packed, values = machine.save(engine, N, NUMEL)
-    assert {type(p) for p in packed} == {PackedView}
+    assert are_copied(packed)
+    assert all(one.region.once for one in packed)
     ask_all(machine, engine, packed, values)
     machine.cuda.synchronize()
     assert_nothing_is_held(machine, engine)
@@ -615,7 +640,7 @@ def test_python_calls_of_a_tensor(machine):
 @pytest.mark.parametrize("codec", ["raw", "zvc"])
 def test_copies_that_end_in_any_order(seed, codec):
     config = SwapConfig(codec=codec, min_bytes=0, remat=False)
-    engine = SwapEngine(config, device=SimDevice(seed, eager=True))
+    engine = SwapEngine(config, device=SimDevice(seed))
     x = torch.randn(64, 64, requires_grad=True)
 
     def gradient():

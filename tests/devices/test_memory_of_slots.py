@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cswap.engine.replay import link
+from cswap.engine.link import link
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.packed import PackedView
 from cswap.schema.plan import Decision, Plan
@@ -40,13 +40,13 @@ def test_tensors_that_have_to_be_rounded_count_once_while_they_leave(small):
     engine.begin_step()
     engine.review_slots()
     for slot in engine.packer.book.slots:
-        slot.round_trip = True
+        slot.way.round_trip = True
     sources = engine._state.lanes._only.executor.link.sources
     packed, _ = small.save(engine, 16, NUMEL)
     assert are_copied(packed)
     while packed:
         engine.unpack(packed.pop())
-        assert sources.asked_bytes == sum(r.slot.nbytes for r in sources._regions if r.asked)
+        assert sources.asked_bytes == sum(r.way.nbytes for r in sources._regions if r.asked)
     engine._end_backward()
     small.cuda.synchronize()
     assert_nothing_is_held(small, engine)
@@ -62,7 +62,7 @@ def test_less_comes_back_ahead_while_tensors_that_were_asked_for_still_leave(sma
     while packed:  # the device stands still meanwhile
         ask_all(small, engine, [packed.pop()], [values.pop()])
         sources = link_.sources
-        own = sum(r.slot.nbytes for r in sources._regions if r.asked)
+        own = sum(r.way.nbytes for r in sources._regions if r.asked)
         assert sources.asked_bytes == own
         bounds.append((link_.ahead.nbytes + own // 2, own))
     assert max(own for _, own in bounds) >= MIB
@@ -193,7 +193,6 @@ def test_no_memory_ahead_of_the_use_is_counted_and_costs_a_miss(machine, codec):
     warm_up(machine, engine, 4)
     packed, values = machine.save(engine, 4, NUMEL)
     machine.cuda.synchronize()
-    machine.device.pump()
     machine.cuda.failures = [0, 0]  # of the first one ahead, and of its second try
     ask_all(machine, engine, packed, values)
     assert engine.stats.fallbacks_by_reason == {"prefetch": 1}
@@ -217,10 +216,14 @@ def test_a_copy_that_cannot_be_issued_goes_the_whole_way(machine, monkeypatch):
     engine = machine.engine("raw")
     warm_up(machine, engine, 1)
 
-    def fails(*_):
+    streams = engine._state.lanes._only.executor.link._streams
+    memcpy = streams.memcpy
+
+    def fails_once(*_):
+        streams.memcpy = memcpy
         raise RuntimeError("no copy")
 
-    monkeypatch.setattr("cswap.devices.base.copy_bytes", fails)
+    streams.memcpy = fails_once
     packed, values = machine.save(engine, 1, NUMEL)
     assert type(packed[0]) is PackedView
     ask_all(machine, engine, packed, values)
@@ -243,7 +246,7 @@ def test_a_budget_holds_in_steps_of_slots(machine, codec):
     rings = 4 * one * (codec != "raw")
     assert machine.cuda.peak_bytes <= 8 * one + rings
     machine.cuda.synchronize()
-    machine.device.pump()
+    engine._state.lanes.pump()
     machine.cuda.peak_bytes = 0
     ask_all(machine, engine, packed, values)
     assert machine.cuda.peak_bytes <= 4 * one + rings + one * (codec != "raw")
@@ -278,7 +281,7 @@ def test_a_second_stream_waits_for_memory_that_the_first_was_given(
             saved.append([engine.pack(x), engine.pack(x)])
             del x
         machine.cuda.synchronize()
-        machine.device.pump()
+        engine._state.lanes.pump()
         return saved
 
     for _ in range(2):
@@ -293,7 +296,7 @@ def test_a_second_stream_waits_for_memory_that_the_first_was_given(
         engine.unpack(one)
     streams = machine.cuda.Stream(), machine.cuda.Stream()
     for stream in streams:  # as autograd does it: the stream of the forward is awaited
-        stream.wait_event(machine.device.now().recorded)
+        stream.wait_event(machine.device.now().event)
     for stream, one in zip(streams, saved.pop()[::-1], strict=True):
         with machine.cuda.stream(stream):
             machine.use(engine.unpack(one))

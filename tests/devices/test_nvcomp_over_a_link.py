@@ -18,6 +18,7 @@ from cswap.codecs.traits import CodecRate
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.order.chooser import Choice
+from cswap.engine.saved.away import Away
 from cswap.engine.saved.packed import PackedView
 from cswap.errors import UnsupportedError
 from cswap.schema.plan import Decision, Plan
@@ -84,13 +85,14 @@ def used(engine):
     ids=str,
 )
 @pytest.mark.parametrize("codec", ["nvcomp-lz4", "nvcomp-ans"])
-def test_every_bit_comes_back_and_each_has_a_handle(machine, codec, options, tmp_path):
+def test_every_bit_comes_back(machine, codec, options, tmp_path):
     """ANS cannot be written as a stream; what is spilled is a payload of this process."""
     if "spill_dir" in options:
         options = {"spill_dir": tmp_path, "host_limit": 1 << 16}
     engine = engine_of(machine, codec, **options)
-    for _ in range(3):
-        assert step(machine, engine) == {PackedView}
+    kinds = [step(machine, engine) for _ in range(3)]
+    assert kinds[0] == {PackedView}
+    assert kinds[2] == {PackedView if "verify" in options else Away}
     stats = engine.stats
     assert used(engine) == {codec}
     assert stats.by_codec[codec].encoded < stats.by_codec[codec].raw
@@ -148,7 +150,7 @@ def test_a_named_one_that_fails_is_counted_and_tensors_go_raw(machine, monkeypat
     assert engine.stats.fallbacks_by_reason["nvcomp-lz4:encode"] == 1
 
 
-def test_an_encode_that_fails_once_costs_one_tensor(machine, monkeypatch):
+def test_an_encode_that_fails_once_in_a_slot_is_made_again_on_the_general_way(machine, monkeypatch):
     engine = engine_of(machine, "nvcomp-lz4")
     step(machine, engine)
     encode, times = FakeCodec.encode, iter([True])
@@ -157,9 +159,10 @@ def test_an_encode_that_fails_once_costs_one_tensor(machine, monkeypatch):
         return fails() if next(times, False) else encode(codec, *args, **options)
 
     monkeypatch.setattr(FakeCodec, "encode", once)
-    step(machine, engine)
-    assert engine.stats.fallbacks_by_reason == {"nvcomp-lz4:encode": 1}
-    assert engine.stats.by_codec["nvcomp-lz4"].raw == (2 * N - 1) * 2 * NUMEL
+    assert step(machine, engine) == {Away, PackedView}
+    assert next(times, False) is False  # it has failed
+    assert engine.stats.fallbacks_by_reason == {}
+    assert engine.stats.by_codec["nvcomp-lz4"].raw == 2 * N * 2 * NUMEL
 
 
 def test_where_a_size_cannot_be_read_the_tensor_is_stored_raw(machine, monkeypatch):

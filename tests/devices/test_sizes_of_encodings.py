@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cswap.engine.replay import way_out
+from cswap.engine.link import way_out
 from cswap.engine.saved.packed import PackedView
 from tests.devices.saved import assert_nothing_is_held
 from tests.devices.test_link_slots import (
@@ -31,11 +31,13 @@ def test_the_tensor_of_an_encode_that_fails_stays_in_its_own_memory(small, monke
     warm_up(small, engine, 8)
     engine.review_slots()
     for slot in engine.packer.book.slots:
-        slot.round_trip = round_trip  # its own memory does not serve, until it has to
+        slot.way.round_trip = round_trip  # its own memory does not serve, until it has to
     monkeypatch.setattr(way_out, "checked_size", fails)
     packed, values = small.save(engine, 8, NUMEL)
     assert are_copied(packed)
-    engine._state.lanes._only.executor.let_go_down_to(MIB)  # the host waits for the sizes first
+    engine._state.lanes._only.executor.link.let_go_down_to(
+        MIB
+    )  # the host waits for the sizes first
     ask_all(small, engine, packed, values)
     # Nobody has looked at the size of the last one, if its own memory serves.
     assert engine.stats.fallbacks_by_reason["zvc:encode"] == 7 + round_trip
@@ -46,8 +48,8 @@ def test_the_tensor_of_an_encode_that_fails_stays_in_its_own_memory(small, monke
 def grown(engine):
     """Let each slot believe that its encodings are a quarter of their size."""
     for slot in engine.packer.book.slots or engine._replay.review(saving=True):
-        slot.reserves = tuple(n // 4 for n in slot.reserves)
-        slot.link.release(slot)
+        slot.way.reserves = tuple(n // 4 for n in slot.way.reserves)
+        slot.link.release(slot.way)
 
 
 def test_an_encoding_that_outgrows_its_reserve_is_copied_whole(machine):
@@ -57,13 +59,13 @@ def test_an_encoding_that_outgrows_its_reserve_is_copied_whole(machine):
     packed, values = machine.save(engine, N, NUMEL)
     assert are_copied(packed)
     engine.synchronize()
-    before = [slot.reserves for slot in engine.packer.book.slots]
+    before = [slot.way.reserves for slot in engine.packer.book.slots]
     ask_all(machine, engine, packed, values)
     machine.cuda.synchronize()
     engine._end_backward()
     engine.begin_step()
     engine.review_slots()
-    after = [slot.reserves for slot in engine.packer.book.slots]
+    after = [slot.way.reserves for slot in engine.packer.book.slots]
     assert all(a > b for (a,), (b,) in zip(after, before, strict=True))
     assert engine.stats.fallbacks == 0
     assert_nothing_is_held(machine, engine)
@@ -77,7 +79,10 @@ def test_where_the_host_has_no_memory_for_one_that_has_grown_it_stays_on_the_dev
     warm_up(machine, engine)
     engine.review_slots()
     grown(engine)
-    monkeypatch.setattr(way_out.WayOut, "_borrow", lambda *_: False)
+    take = way_out.WayOut.borrow
+    monkeypatch.setattr(  # but for those that the ways reserve
+        way_out.WayOut, "borrow", lambda self, part, n: part.pending is None and take(self, part, n)
+    )
     packed, values = machine.save(engine, N, NUMEL)
     if dies:
         packed.clear()
@@ -95,7 +100,7 @@ def test_where_the_host_has_no_memory_at_all_a_tensor_goes_the_whole_way(machine
     warm_up(machine, engine)
     engine.review_slots()
     for slot in engine.packer.book.slots:
-        slot.link.release(slot)
+        slot.link.release(slot.way)
     monkeypatch.setattr(engine._state.lanes._only.host, "take", lambda *_: None)
     packed, values = machine.save(engine, N, NUMEL)
     assert {type(p) for p in packed} == {PackedView}
@@ -121,16 +126,16 @@ def test_an_encoding_that_cannot_be_made_again_leaves_its_tensor_where_it_is(mac
     engine.review_slots()
     grown(engine)
     streams = engine._state.lanes._only.executor.link._streams
-    make_room, memcpy = way_out.WayOut._make_room, streams.memcpy
+    again, allocate = way_out.WayOut._encode_again, streams.allocate
 
-    def without_copies(self, part, nbytes):
-        streams.memcpy = fails
+    def without_memory(self, part, owner):
+        streams.allocate = fails
         try:
-            make_room(self, part, nbytes)
+            again(self, part, owner)
         finally:
-            streams.memcpy = memcpy
+            streams.allocate = allocate
 
-    monkeypatch.setattr(way_out.WayOut, "_make_room", without_copies)
+    monkeypatch.setattr(way_out.WayOut, "_encode_again", without_memory)
     packed, values = machine.save(engine, N, NUMEL)
     engine.synchronize()
     assert not any(one.region.n_unsized for one in packed)
@@ -138,29 +143,6 @@ def test_an_encoding_that_cannot_be_made_again_leaves_its_tensor_where_it_is(mac
     ask_all(machine, engine, packed, values)
     machine.cuda.synchronize()
     assert_nothing_is_held(machine, engine)
-
-
-@pytest.mark.parametrize("has_host", [False, True])
-def test_an_encoding_may_grow_twice(machine, monkeypatch, has_host):
-    engine = machine.engine("zvc")
-    warm_up(machine, engine, 1)
-    engine.review_slots()
-    grown(engine)
-    packed, values = machine.save(engine, 1, NUMEL)
-    link_ = engine._state.lanes._only.executor.link
-    with monkeypatch.context() as patch:
-        patch.setattr(way_out.WayOut, "_borrow", lambda *_: False)
-        machine.cuda.synchronize()
-        link_.out.look()
-    part = packed[0].region.parts[0]
-    part.kept = part.kept[:256]  # as if the first encoding had been as small as that
-    packed[0].region.held_bytes -= link_.device_bytes - NUMEL * 4 - 256
-    if not has_host:
-        monkeypatch.setattr(way_out.WayOut, "_borrow", lambda *_: False)
-    link_.let_go_down_to(0)
-    assert (part.kept is None) is has_host
-    assert link_.device_bytes == (0 if part.kept is None else part.kept.numel())
-    ask_all(machine, engine, packed, values)
 
 
 def test_a_storage_that_was_resized_meanwhile_is_not_encoded_again(machine):

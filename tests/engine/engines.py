@@ -15,13 +15,13 @@ FREED_WITHIN_S: Final = 5.0
 
 
 def engine_over_a_link(seed: int, **options: Any) -> SwapEngine:
-    """An engine on the simulator, whose jobs run when something waits; for one thread alone.
+    """An engine on a device that lags, whose work runs when something waits; for one thread alone.
 
     Args:
-        seed: of the order of its jobs.
+        seed: of the order in which its streams run.
         options: see `SwapConfig`.
     """
-    engine = SwapEngine(SwapConfig(**options), device=SimDevice(seed, eager=True))
+    engine = SwapEngine(SwapConfig(**options), device=SimDevice(seed))
     reclaim._reclaimers.discard(engine._state.reclaimer)  # engines' own thread is another one
     return engine
 
@@ -42,3 +42,6 @@ def assert_empty(engine: SwapEngine) -> None:
             break
         time.sleep(0.001)
     assert held == (0, 0, 0), f"still held: device, host, disk = {held} bytes"
+    only: Any = engine._state.lanes._only
+    if only is not None and isinstance(only.device, SimDevice):
+        assert not only.device.cuda.faults

@@ -129,9 +129,9 @@ def test_copies_that_cannot_be_computed_again_stay(options, monkeypatch):
     chosen = []
     real = HostExecutor.swap_out
 
-    def noted(self, handle, x, codec):
+    def noted(self, handle, x, codec, place):
         chosen.append(x)
-        real(self, handle, x, codec)
+        real(self, handle, x, codec, place)
 
     monkeypatch.setattr(HostExecutor, "swap_out", noted)
     with cswap.install(net, min_bytes=0, **options) as handle:

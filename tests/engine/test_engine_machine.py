@@ -1,4 +1,4 @@
-"""A state machine drives an engine on the adversarial simulator.
+"""A state machine drives an engine on a device that lags.
 
 Whatever is done in whatever order: what comes back is what was saved, in the end nothing is held.
 """
@@ -14,8 +14,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
+from cswap.engine.link import link_way
 from cswap.engine.saved import reclaim
-from cswap.engine.transfer import section as section_module
 from tests.devices.sim import SimDevice
 
 CODECS = ("raw", "zvc", "expk", "auto")
@@ -37,12 +37,12 @@ class EngineMachine(RuleBasedStateMachine):
         seed=st.integers(0, 1 << 16),
         codec=st.sampled_from(CODECS),
         keep_last=st.sampled_from([0, 2]),
-        sections=st.booleans(),
+        parts=st.booleans(),
     )
-    def begin(self, seed, codec, keep_last, sections):
-        self.small = mock.patch.object(section_module, "SECTION_ALIGN", 64)
+    def begin(self, seed, codec, keep_last, parts):
+        self.small = mock.patch.object(link_way, "PART_ALIGN", 64)
         self.small.start()
-        self.device = SimDevice(seed, eager=True, section_bytes=512 if sections else None)
+        self.device = SimDevice(seed, section_bytes=512 if parts else None)
         config = SwapConfig(codec=codec, keep_last=keep_last, min_bytes=0)
         self.engine = SwapEngine(config, device=self.device)
         # The device is for one thread: handles are released by the engine's calls alone.
@@ -86,9 +86,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(steps=st.integers(4, 40))
     def time_passes(self, steps):
-        for _ in range(steps):
-            if self.device._callbacks or any(e.runnable() for e in self.device._jobs):
-                self.device.step()
+        self.device.cuda.run_some(steps)
 
     @rule()
     def a_step_begins(self):
@@ -120,6 +118,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.device.drain()
         stats = self.engine.stats
         assert (stats.device_bytes, stats.host_bytes) == (0, 0)
+        assert not self.device.cuda.faults
 
 
 EngineMachine.TestCase.settings = settings(

@@ -66,8 +66,8 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
         encoded = stats.host_bytes
         state = handle.engine._state
         alone = [e for death in state.reclaimer.encodings if (e := death()) is not None]
-        handles = [token.handle for token in state.order.live()]
-        exact = sum(p.nbytes for h in handles for p in h.sections if p.host is not None)
+        handles = [token.handle for token in state.aliases.live()]
+        exact = sum(h.stored.nbytes for h in handles if h.stored is not None)
         exact += sum(e.encoding[1] for e in alone)
         held = [h.raw_nbytes for h in handles] + [e.nbytes for e in alone]
         raw = sum(held)
@@ -113,7 +113,7 @@ def test_nothing_leaks_over_many_steps():
         assert threading.active_count() <= threads
         assert len(list(Path("/proc/self/fd").iterdir())) <= descriptors
         assert live_storage_bytes(net) <= objects + MIB
-        assert len(handle.engine._state.order.live()) == 0
+        assert len(handle.engine._state.aliases.live()) == 0
         assert handle.engine._state.aliases._storages == {}
 
 

@@ -225,7 +225,7 @@ def test_a_plan_computes_again_beside_a_window(options):
 def test_swap_ins_start_when_the_plan_says(prefetch, hit, monkeypatch):
     model = make_model(n=8)
     plan = Plan(plan_of(model, codec="raw", prefetch=prefetch))
-    monkeypatch.setattr(device_lanes, "cpu_device", lambda: SimDevice(0, eager=True))
+    monkeypatch.setattr(device_lanes, "cpu_device", lambda: SimDevice(0))
     with cswap.install(model, plan=plan, min_bytes=0) as handle:
         reclaim._reclaimers.discard(handle.engine._state.reclaimer)  # the device is for one thread
         for _ in range(4):

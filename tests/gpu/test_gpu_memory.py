@@ -136,7 +136,7 @@ def test_nothing_leaks_over_1000_steps(layers, device, codec):
         after = steps(1000)
         assert_empty(handle.engine)
         assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
-        assert len(handle.engine._state.order.live()) == 0
+        assert len(handle.engine._state.aliases.live()) == 0
     # scratch that a busier moment needed stays in its pool
     assert after[0] <= before[0] + handle.engine.scratch_bytes
     assert after[1] <= before[1] + 8 * MIB

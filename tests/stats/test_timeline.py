@@ -206,8 +206,13 @@ def test_without_matplotlib_there_is_a_table_and_data(recorded, monkeypatch):
     assert isinstance(result.exception, ConfigError)
 
 
-def test_a_device_that_does_not_know_when_is_left_out():
-    engine = SwapEngine(cswap.SwapConfig(codec="zvc", min_bytes=0), device=SimDevice(0, eager=True))
+def test_over_a_link_copies_are_drawn_too():
+    engine = SwapEngine(cswap.SwapConfig(codec="zvc", min_bytes=0), device=SimDevice(0))
     with engine.trace() as timeline:
-        engine.unpack(engine.pack(torch.randn(1 << 12)))
-    assert all(e["ph"] != "X" or e["name"] == "wait" for e in timeline.to_chrome()["traceEvents"])
+        packed = engine.pack(torch.randn(1 << 12))
+        engine.synchronize()
+        engine.unpack(packed)
+    spans = [e for e in timeline.to_chrome()["traceEvents"] if e["ph"] == "X"]
+    names = [e["name"] for e in spans]
+    assert sorted(names) == ["copy in", "copy out", "decode", "encode"]
+    assert {e["args"]["codec"] for e in spans} == {"zvc"}

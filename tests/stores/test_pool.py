@@ -183,26 +183,13 @@ class Later:
 
 
 def test_a_buffer_that_is_free_later_comes_with_its_event():
-    pool = BufferPool(allocate, enough_bytes=4096)
+    pool = BufferPool(allocate)
     event = Later()
     first = take(pool, 4096)
     pool.give_back(first, event)
-    again = pool.take(4096)  # the pool has enough: no new one is made
+    again = pool.take(4096)
     assert again is not None
     assert (again.buffer is first, again.after) == (True, event)
-
-
-def test_a_new_buffer_is_made_rather_than_waited_for_as_long_as_there_are_not_enough():
-    pool = BufferPool(allocate, enough_bytes=3 * 4096)
-    event = Later()
-    first = take(pool, 4096)
-    pool.give_back(first, event)
-    second = take(pool, 4096)
-    assert second is not first
-    pool.give_back(second)
-    event.reached = True
-    loans = [pool.take(4096) for _ in range(2)]
-    assert {id(loan.buffer) for loan in loans if loan} == {id(first), id(second)}
 
 
 def test_what_is_let_go_before_it_is_free_is_told():

@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING
 
 from cswap.engine.recomputer import are_aligned
 from cswap.engine.replay.slot import Slot
-from cswap.engine.saved.packed import PackedView
 from cswap.engine.saved.recomputed import Recomputed
-from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +26,6 @@ if TYPE_CHECKING:
     from cswap.engine.replay.slot import SlotPlace
     from cswap.engine.state import EngineState
     from cswap.engine.transfer.handle import Handle
-    from cswap.remat.record import Remat
 
 
 class AgainSlot(Slot):
@@ -114,11 +111,7 @@ class AgainSlot(Slot):
         if lane.may_capture and lane.device.is_capturing():
             return None
         remat = self.finder.recognised(tensor, formula)
-        if (
-            remat is None
-            or (lane.ahead and PackedView in map(type, remat.inputs) and not _are_at_hand(remat))
-            or (formula.product and not are_aligned(remat))
-        ):
+        if remat is None or (formula.product and not are_aligned(remat)):
             return None
         packed = Recomputed(
             tensor, recipe, lane, self.shared_use, self.nbytes, tolerance=recipe.tolerance
@@ -130,13 +123,3 @@ class AgainSlot(Slot):
         packed.position, packed.step = self.position, step
         self.again.append(self.nbytes)
         return packed
-
-
-def _are_at_hand(remat: Remat) -> bool:
-    # Whether no input has to be decoded ahead: its user would need a handle.
-    for packed in remat.inputs:
-        if isinstance(packed, PackedView):
-            handle = packed.token.handle
-            if handle.state is not State.KEPT and not handle.recomputed:
-                return False
-    return True

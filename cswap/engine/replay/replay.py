@@ -50,6 +50,8 @@ from cswap.remat.reads import CLONE
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from cswap.engine.link.link import Link
+    from cswap.engine.link.link_way import LinkWay
     from cswap.engine.order.looks import Key, Stay
     from cswap.engine.packer import Packer
     from cswap.engine.replay.slot import Slot
@@ -163,10 +165,18 @@ class Replay:
             if self.is_plain and has_slots:
                 self._reclaimer.wake()
         for link in self._state.lanes.links:
-            mine = [slot for slot in slots if type(slot) is LinkSlot and slot.link is link]
-            link.begin_step(mine, self._newest.rest_bytes)
+            link.begin_step(self._ways(link, slots, places), self._newest.rest_bytes)
         book.slots = slots
         return slots
+
+    def _ways(
+        self, link: Link, slots: Sequence[Slot | Place | None], places: Sequence[Place]
+    ) -> list[LinkWay]:
+        # That tensors are expected to go in this step: those of slots, or those of last time.
+        if self.is_plain:
+            return [slot.way for slot in slots if type(slot) is LinkSlot and slot.link is link]
+        ways = [way for place in places if (way := place.way) is not None]
+        return [way for way in ways if way.lane.executor.link is link]
 
     def _stands(self, stay: Stay, looked: int, newest: Collection[Key]) -> bool:
         # Whether the decision holds. looked: the step of the last look. newest: that stay within
@@ -184,7 +194,7 @@ class Replay:
             except IndexError:  # another thread took it
                 break
             slot.is_used = False
-            if slot.encoded_bytes and slot.advice is not None:
+            if slot.advice is not None:
                 slot.tell()
             if isinstance(slot.notes, Advice):
                 advices.append(slot.notes)
@@ -346,11 +356,6 @@ class Replay:
             packed.uses
             or packed.users > 1
             or packed.result is not None
-            or (
-                isinstance(packed, Recomputed)  # inputs may have to be decoded ahead
-                and packed.lane.ahead
-                and packed.lane.executor.link is None
-            )
             or state.chooser is not None
             or _current_backward() != self._unpacker.backward
         ):
@@ -360,12 +365,7 @@ class Replay:
                 self._reclaimer.collect_encodings()
             if self._deaths or len(self._later) > MOST_LATER:
                 state.tidy(in_step=True)
-            steps = self._steps
-            steps.asked_since_pack = True
-            if packed.step == steps.asked_step:
-                steps.asked_positions.append(packed.position)
-            else:
-                steps.asked(packed)
+            self._steps.asked_since_pack = True
             if packed.counter._version != packed.version:  # noqa: SLF001
                 packed.check()  # which raises
             if isinstance(packed, Encoded):
@@ -380,7 +380,7 @@ class Replay:
                 inputs_s = recomputer.inputs_s
             else:
                 memory = packed.link.bring(packed)
-                found = memory if packed.region.slot.as_it_is else packed.view_of(memory)
+                found = memory if packed.region.way.as_it_is else packed.view_of(memory)
             packed.uses = 1
             packed.took_s += _now() - start_s - inputs_s
             took = state.took

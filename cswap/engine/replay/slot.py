@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from cswap.advisor.advisor import Advisor
     from cswap.codecs.base import Codec
+    from cswap.engine.link.link_way import LinkWay
     from cswap.engine.order.chooser import Choice
     from cswap.engine.recipe import Recipe
     from cswap.engine.saved.without_handle import SharedUse, WithoutHandle
@@ -33,6 +34,7 @@ class SlotPlace(Protocol):
     codec: Codec | None
     notes: Notes | None
     choice: Choice | None
+    way: LinkWay | None
     formula: Formula | None
 
 

@@ -40,8 +40,6 @@ class SlotMaker:
             place.slot = None
         elif slot is not None and slot.is_for(token.handle, place):
             slot.renew(shared_use, place.notes)
-            if isinstance(slot, LinkSlot):
-                slot.note(token.handle)
         else:
             place.slot = self._made(token, tensor, place)
 
@@ -67,7 +65,8 @@ class SlotMaker:
                 return None  # a view of another dtype than its memory
             return AgainSlot(handle, place, check, self._state)
         if executor.link is not None:
-            return LinkSlot(handle, place, check, executor.link)
+            assert place.way is not None  # it has left
+            return LinkSlot(handle, place, check, place.way, executor.link)
         if executor.in_line is not None and whole_address(tensor):
             return InLineSlot(handle, place, check, executor.in_line, self._state)
         return None

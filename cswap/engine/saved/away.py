@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from cswap.engine.saved.without_handle import WithoutHandle
 
 if TYPE_CHECKING:
-    from cswap.engine.replay.link import Link
-    from cswap.engine.replay.region import Region
+    from cswap.engine.link.link import Link
+    from cswap.engine.link.region import Region
 
 
 class Away(WithoutHandle):
@@ -18,10 +18,12 @@ class Away(WithoutHandle):
         link: that brings it out and back.
         region: that holds it, as long as this object lives.
         aligned: whether the storage began at an address at which new memory may begin.
+        trip: see `RegionOwner`: none is told.
     """
 
     __slots__ = ("aligned", "link", "region")
     depth = 0
+    trip = None
 
     link: Link
     region: Region

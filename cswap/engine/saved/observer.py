@@ -35,14 +35,14 @@ class Saved:
     def lossy(self) -> Handle | None:
         """The first handle for which a lossy codec was chosen; None if all bits come back."""
         for handle in self.handles:
-            if handle.sections and not handle.sections[0].codec.lossless:
+            if handle.codec is not None and not handle.codec.lossless:
                 return handle
         return None
 
     def codec(self) -> Codec | None:
         """The lossy codec chosen for it; None if all bits come back."""
         handle = self.lossy()
-        return None if handle is None else handle.sections[0].codec
+        return None if handle is None else handle.codec
 
 
 def _sources(token: Token) -> tuple[Handle, ...]:

@@ -12,6 +12,7 @@ from cswap.errors import InternalError
 from cswap.remat.reads import CLONE, Packed
 
 if TYPE_CHECKING:
+    from cswap.engine.link.passage import Passage
     from cswap.engine.order.looks import Stay
     from cswap.engine.saved.unread import UnreadPlace
     from cswap.engine.saved.without_handle import SharedUse
@@ -72,6 +73,7 @@ class Token:
         source: see `Owner`.
         result: see `Owner`.
         remat: see `Owner`.
+        passage: see `Owner`.
         stay: its tensor stays (engine/order/looks.py); None: it leaves, or nobody has decided.
         shared_use: set if the next tensor of its place may do without a handle; told of other users
             of the memory.
@@ -81,6 +83,7 @@ class Token:
         "__weakref__",
         "handle",
         "lane",
+        "passage",
         "remat",
         "result",
         "shared_use",
@@ -94,6 +97,7 @@ class Token:
         self.source: torch.Tensor | None = source
         self.result: torch.Tensor | None = None
         self.remat: Remat | None = None
+        self.passage: Passage | None = None
         self.stay: Stay | None = None
         self.shared_use: SharedUse | None = None
         handle.token = weakref.ref(self)

@@ -27,7 +27,7 @@ from cswap.engine.saved.packed import Token
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from cswap.engine.replay.link import Link
+    from cswap.engine.link.link import Link
     from cswap.engine.transfer.device_lanes import Lane, Lanes
     from cswap.engine.transfer.handle import Handle
     from cswap.pool import Loan

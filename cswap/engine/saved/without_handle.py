@@ -12,7 +12,7 @@ again from it before.
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cswap.engine.saved.modified import modified_error
 from cswap.remat.reads import CLONE, Packed
@@ -20,7 +20,6 @@ from cswap.remat.reads import CLONE, Packed
 if TYPE_CHECKING:
     import torch
 
-    from cswap.devices.base import Event
     from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.device_lanes import Lane
 
@@ -94,7 +93,7 @@ class WithoutHandle(Packed):
     )
 
     depth: int
-    ready: Event | None
+    ready: Any
     result_version: int
 
     def __init__(

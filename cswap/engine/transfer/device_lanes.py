@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.devices.base import LinkDevice
+from cswap.devices.base import HostDevice, LinkDevice
 from cswap.devices.cpu import cpu_device
 from cswap.devices.freed_memory import FreedMemory
 from cswap.engine.transfer.disk_queue import DiskQueue
@@ -16,7 +16,7 @@ from cswap.engine.transfer.host_executor import HostExecutor
 from cswap.engine.transfer.link_executor import LinkExecutor
 from cswap.engine.transfer.ready_budget import ReadyBudget
 from cswap.engine.transfer.resources import Resources
-from cswap.errors import ConfigError, InternalError
+from cswap.errors import ConfigError, InternalError, UnsupportedError
 from cswap.pool import Allowance
 from cswap.stores.disk import DiskStore
 from cswap.stores.host import HostStore
@@ -28,17 +28,14 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
-    from cswap.engine.replay.link import Link
+    from cswap.engine.link.link import Link
     from cswap.engine.transfer.executor import Executor
     from cswap.pool import Loan
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
 
-IDLE_BACKLOGS: Final = 16
-"""Of a backlog's scratch memory, a device with a link keeps 1/IDLE_BACKLOGS after a backward."""
-
 MOST_AHEAD: Final = 16
-"""Tensors that are decoded ahead over a link at most, within the bounds in bytes."""
+"""Tensors that come back ahead over a link at most, within the bounds in bytes."""
 
 UNIFIED_IDLE_SHARE: Final = 0.25
 """Of the host memory used at the peak, a unified device keeps this share for the next step."""
@@ -51,8 +48,8 @@ class Lane:
         device: the device.
         host: its host tier.
         executor: moves handles of this device.
-        ahead: tensors that may be decoded ahead, unless a plan says how many; 0: no link, none.
-        ready: bounds the memory that is decoded ahead; to be used under the engine's lock.
+        ahead: tensors that may come back ahead, unless a plan says how many; 0: no link, none.
+        ready: bounds the decoded memory that waits; to be used under the engine's lock.
         min_bytes: smaller tensors stay.
         may_capture: whether the device can record the work that it runs, as CUDA graphs do.
         may_keep: whether a tensor may stay because no codec is worth its time.
@@ -107,7 +104,7 @@ class Lane:
         )
         budget = optional_int(config.budget)
         ahead = device.ready_bytes if budget is None else min(device.ready_bytes, budget)
-        self.ready = ReadyBudget(ahead)
+        self.ready = ReadyBudget(ahead, self.executor.link)
         counters.host_is_device |= device.unified
         self.ahead = 0 if device.unified else MOST_AHEAD
         self.may_capture = not device.unified
@@ -128,14 +125,14 @@ class Lane:
 
     def hold_within(self, budget_bytes: int) -> None:
         """Let go of tensors on their way out until so many bytes of them are left."""
-        if isinstance(self.executor, LinkExecutor):
-            self.executor.let_go_down_to(budget_bytes)
+        if self.executor.link is not None:
+            self.executor.link.let_go_down_to(budget_bytes)
 
     def hold_step(self) -> None:
         """Let go of tensors on their way out until the device's memory is within the plan's."""
-        excess = self._excess(0)
-        if excess > 0 and isinstance(self.executor, LinkExecutor):
-            self.executor.let_go_down_to(max(0, self.executor.leaving_bytes - excess))
+        excess, link = self._excess(0), self.executor.link
+        if excess > 0 and link is not None:
+            link.let_go_down_to(max(0, link.sources.nbytes - excess))
 
     def _excess(self, nbytes: int) -> int:
         # Bytes above the plan's limit, with so many more allocated.
@@ -145,20 +142,12 @@ class Lane:
         return 0 if allocated is None else allocated + nbytes - self.step_bytes
 
     def trim(self, idle_bytes: int) -> None:
-        """Keep no more than so many bytes for reuse in a pool; over a link, a few tensors more."""
+        """Keep no more than so many bytes for reuse in a pool."""
         if self.device.unified:
             self.host.trim(idle_bytes)
-            self._trim_encoders()
-            self.device.trim(idle_bytes)
-        elif self.executor.staging is not None:
-            self.device.trim(max(idle_bytes, self.executor.staging.out_bytes // IDLE_BACKLOGS))
+            self._trim_encoders(idle_bytes)
         if self.executor.link is not None:
             self.executor.link.trim()
-
-    def begin_step(self) -> None:
-        """A step begins."""
-        if self.executor.staging is not None:
-            self.executor.staging.begin_step()
 
     def backward_ended(self) -> None:
         """All that its graph held is gone."""
@@ -167,34 +156,27 @@ class Lane:
 
     def trim_scratch(self) -> None:
         """Keep no idle encoders' memory, where it is the memory that backward decodes into."""
-        if self.device.unified:
-            self._trim_encoders()
-            self.device.trim(0)
+        self._trim_encoders(0)
 
-    def _trim_encoders(self) -> None:
+    def _trim_encoders(self, idle_bytes: int) -> None:
         if self.executor.in_line is not None:
-            self.executor.in_line.trim()
+            self.executor.in_line.trim(idle_bytes)
 
-    def spare_memory(self, *, spares: bool) -> None:
-        """See `SwapEngine.spare_memory`."""
-        if self.executor.staging is not None:
-            self.executor.staging.spare(spares=spares)
+    @property
+    def scratch_bytes(self) -> int:
+        """See `Lanes.scratch_bytes`."""
+        if isinstance(self.device, HostDevice):
+            return self.device.scratch_bytes
+        return 0 if self.executor.link is None else self.executor.link.scratch_bytes
 
     def close(self) -> None:
         """Keep nothing for reuse."""
         if self.executor.link is not None:
             self.executor.link.close()
         self.host.close()
-        self._trim_encoders()
-        self.device.trim(0)
+        self._trim_encoders(0)
         if self._freed is not None:
             self._freed.release()
-
-    def has_room(self, nbytes: int) -> bool:
-        """Whether so much may be decoded ahead now."""
-        if not isinstance(self.device, LinkDevice) or not self.ready.fits(nbytes):
-            return False
-        return self.device.has_room(nbytes) and self.fits_plan(nbytes)
 
     def fits_plan(self, nbytes: int) -> bool:
         """Whether so much more is within the memory that a plan was made for."""
@@ -236,7 +218,6 @@ class Lanes:
         self._allowance = Allowance(optional_int(config.host_limit))
         self._lanes: dict[torch.device, Lane | None] = {}
         self._lock = threading.Lock()
-        self._spares = False
         self.links: list[Link] = []
         self._only = None if device is None else self._make(device)
         self.min_bytes = min(config.min_bytes_on(kind) for kind in ("cpu", "cuda"))
@@ -254,7 +235,7 @@ class Lanes:
     @property
     def scratch_bytes(self) -> int:
         """Bytes of scratch memory on all devices."""
-        return sum(lane.device.scratch_bytes for lane in self._made())
+        return sum(lane.scratch_bytes for lane in self._made())
 
     @property
     def stalled_s(self) -> float:
@@ -266,11 +247,6 @@ class Lanes:
         for lane in self._made():
             lane.trim(idle_bytes)
 
-    def begin_step(self) -> None:
-        """See `Lane.begin_step`."""
-        for lane in self._made():
-            lane.begin_step()
-
     def backward_ended(self) -> None:
         """See `Lane.backward_ended`."""
         for lane in self._made():
@@ -281,21 +257,13 @@ class Lanes:
         for lane in self._made():
             lane.trim_scratch()
 
-    def spare_memory(self, *, spares: bool) -> None:
-        """See `SwapEngine.spare_memory`."""
-        self._spares = spares
-        for lane in self._made():
-            lane.spare_memory(spares=spares)
-
     def close(self) -> None:
         """Keep nothing for reuse."""
         for lane in self._made():
             lane.close()
 
     def pump(self) -> None:
-        """Run the callbacks that are due on all devices."""
-        for lane in self._made():
-            lane.device.pump()
+        """Look at what all devices have done by now."""
         for link in self.links:
             link.pump()
 
@@ -304,7 +272,7 @@ class Lanes:
         for lane in self._made():
             lane.device.drain()
         for link in self.links:
-            link.pump()
+            link.drain()
 
     def recount(self) -> None:
         """After an interrupt, and a wait for the devices: add up again what is in use."""
@@ -325,7 +293,10 @@ class Lanes:
         if device.type == "cuda":
             from cswap.devices.cuda import cuda_device
 
-            return self._make(cuda_device(device.index))
+            try:
+                return self._make(cuda_device(device.index))
+            except UnsupportedError as error:
+                self._counters.fall_back("device", error, "its tensors stay on the device")
         return None
 
     def _make(self, device: Device) -> Lane:
@@ -335,9 +306,6 @@ class Lanes:
             device, self._config, self._disk, self._counters, self._allowance, self._recompute
         )
         lane.step_bytes = self._step_bytes
-        if self._step_bytes is None:  # a plan says itself how much is to come back ahead
-            lane.ready.staging = lane.executor.staging
-        lane.spare_memory(spares=self._spares)
         if lane.executor.link is not None:
             self.links.append(lane.executor.link)
         return lane
@@ -362,12 +330,14 @@ def make_executor(
     )
     if recompute is not None:
         resources = replace(resources, recompute=recompute)
-    return HostExecutor(resources) if device.unified else LinkExecutor(resources)
+    if isinstance(device, LinkDevice):
+        return LinkExecutor(resources, device.side_streams())
+    return HostExecutor(resources)
 
 
 def _hold(device: Device, loan: Loan) -> None:
-    after: Any = loan.after  # loans of host memory end with events of this device
-    device.hold(loan.buffer, after)
+    if isinstance(device, LinkDevice) and loan.after is not None:
+        device.hold(loan.buffer, loan.after)
 
 
 def disk_store(config: SwapConfig) -> DiskStore | None:

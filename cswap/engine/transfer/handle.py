@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 import weakref
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import torch
 
@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cswap.advisor.call_site import Site
-    from cswap.devices.base import Event
+    from cswap.codecs.base import Codec
+    from cswap.engine.link.passage import Passage
     from cswap.engine.order.plan_follower import Planned
     from cswap.engine.saved.outer import Outer
+    from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.notes import Notes
-    from cswap.engine.transfer.section import Section
+    from cswap.engine.transfer.stored import Stored
     from cswap.remat.record import Remat
     from cswap.schema.tensor import TensorMeta
 
@@ -32,26 +34,27 @@ class State(enum.Enum):
     KEPT = "kept"  # in its own memory, held by us
     LEAVING = "leaving"  # it is encoded, or on its way; still in its own memory
     STORED = "stored"  # encoded; its own memory has been let go
-    FETCHING = "fetching"  # a thread prepares a decode
-    READY = "ready"  # decoded, or about to be in the order of the device; and still stored
+    READY = "ready"  # decoded, and still stored
     RELEASED = "released"  # nobody can ask for it any more
 
     __hash__ = object.__hash__  # Enum's own is Python code, and the table is asked often
 
 
-ON_DEVICE: Final = frozenset({State.KEPT, State.LEAVING, State.FETCHING, State.READY})
+ON_DEVICE: Final = frozenset({State.KEPT, State.LEAVING, State.READY})
 """States in which the tensor's raw bytes are in the device's memory."""
 
 LEGAL: Final[dict[State, frozenset[State]]] = {
-    # STORED: it is computed again when it is asked for, and nothing is stored.
+    # STORED: its way over a link has been issued; or it is computed again when it is asked for.
     State.KEPT: frozenset({State.LEAVING, State.STORED, State.RELEASED}),
     # KEPT: wanted before it was out, modified meanwhile, the codec failed, or no room is left.
     State.LEAVING: frozenset({State.STORED, State.KEPT, State.RELEASED}),
-    State.STORED: frozenset({State.FETCHING, State.READY, State.RELEASED}),
-    State.FETCHING: frozenset({State.READY, State.STORED, State.RELEASED}),  # STORED: it failed
+    State.STORED: frozenset({State.READY, State.RELEASED}),
     State.READY: frozenset({State.STORED, State.RELEASED}),  # STORED: the decoded copy was dropped
     State.RELEASED: frozenset(),
 }
+
+Cut: TypeAlias = tuple[int, int, int]
+"""Start and elements of a part of a tensor, and the bound of its encoding in bytes."""
 
 
 class Owner(Protocol):
@@ -63,11 +66,15 @@ class Owner(Protocol):
         result: decoded memory, [n] flat; the strided tensor if gathered or computed again. None
             unless it waits for another packed view to be asked for.
         remat: how it can be computed again, if it can.
+        passage: over a link; None: it has taken none.
+        lane: of its device.
     """
 
     source: torch.Tensor | None
     result: torch.Tensor | None
     remat: Remat | None
+    passage: Passage | None
+    lane: Lane
 
 
 class Handle:
@@ -98,13 +105,14 @@ class Handle:
         tolerance: for errors; of its encoding, if there is one (cswap/codecs/tolerance.py).
         must_round_trip: its values are to be those that its codec gives back, even if it stays (see
             Note [lossy and repeatable] in executor.py).
-        sections: of the region, each encoded by itself; there is one in most.
-        event: of the last job submitted for it; None: no job.
+        codec: that was chosen for it; None: none was.
+        cuts: the parts in which it is encoded; there is one in most.
+        stored: its encoding, where host memory is the device's own.
+        event: at which the decoded memory holds the values; None: it does.
         error: why the stored bytes cannot be used.
         views: how many packed views refer to it; ``unpacked`` counts how often one was asked for.
         took_s: seconds in the hooks so far, in which it left and came back.
         site: where in the model it was saved.
-        prefetched: the fetch under way was not asked for by unpack.
         recomputed: it is computed again rather than stored.
         is_older: its memory may have been written since: it serves no other tensor.
         is_cast: it is a copy of a parameter in another dtype: computed again, or it stays.
@@ -119,6 +127,8 @@ class Handle:
         "advice",
         "aligned",
         "base",
+        "codec",
+        "cuts",
         "error",
         "event",
         "gathered",
@@ -132,15 +142,14 @@ class Handle:
         "place",
         "planned",
         "position",
-        "prefetched",
         "raw_nbytes",
         "recomputed",
-        "sections",
         "site",
         "start",
         "state",
         "step",
         "storage_key",
+        "stored",
         "token",
         "tolerance",
         "took_s",
@@ -164,13 +173,15 @@ class Handle:
         self.position = self.step = self.storage_key = self.views = self.unpacked = 0
         self.place = 0, 0, -1
         self.tolerance = EXACT
-        self.must_round_trip = self.whole = self.prefetched = False
+        self.must_round_trip = self.whole = False
         self.pinned = ""
         self.recomputed = self.aligned = self.is_cast = self.is_older = False
         self.took_s = 0.0
         self.base: weakref.ref[torch.Tensor] | None = None
-        self.sections: list[Section] = []
-        self.event: Event | None = None
+        self.codec: Codec | None = None
+        self.cuts: tuple[Cut, ...] = ()
+        self.stored: Stored | None = None
+        self.event: Any = None
         self.error: BaseException | None = None
         self.site: Site | None = None
         self.planned: Planned | None = None
@@ -215,14 +226,14 @@ class Handle:
 
     @property
     def device_bytes(self) -> int:
-        """Bytes of device memory that it holds."""
-        kept = sum(s.nbytes for s in self.sections if s.kept is not None)
-        return kept + (self.raw_nbytes if self.state in ON_DEVICE else 0)
+        """Bytes of device memory that it holds; those of its region are the link's."""
+        return self.raw_nbytes if self.state in ON_DEVICE else 0
 
     @property
     def host_bytes(self) -> int:
-        """Bytes of host memory that hold its encodings."""
-        return sum(s.host.numel() for s in self.sections if s.host is not None)
+        """Bytes of host memory that hold its encoding; those of its region are the link's."""
+        stored = self.stored
+        return 0 if stored is None or stored.host is None else stored.host.numel()
 
     def to(self, new: State) -> None:
         """Move to state ``new``.

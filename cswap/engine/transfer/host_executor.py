@@ -7,29 +7,26 @@ for a tensor that is being encoded: it then stays.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
-from cswap.codecs.base import DEFAULT_KEY
-from cswap.codecs.layout import bytes_of, copy_bytes, unflatten_into
+from cswap.codecs.layout import bytes_of, copy_bytes
 from cswap.codecs.registry import get_codec
 from cswap.engine.transfer.executor import Executor
 from cswap.engine.transfer.handle import State
 from cswap.engine.transfer.in_line import InLine
 from cswap.engine.transfer.resources import DAMAGED, Patience, checksum
-from cswap.engine.transfer.section import INDICES, Section
+from cswap.engine.transfer.stored import INDICES, Stored
 from cswap.errors import CorruptEncodingError, InternalError, without_frames
 
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
+    from cswap.engine.transfer.executor import Memory, WayPlace
     from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.resources import Resources
     from cswap.stores.disk import DiskFile
 
-
-_Stored: TypeAlias = "tuple[torch.Tensor | None, DiskFile | None, int]"
-"""Where an encoding was put: the store's buffer, or the file; and its bytes."""
 
 _now = time.perf_counter
 
@@ -47,30 +44,36 @@ class HostExecutor(Executor):
         """Args: resources: of the device."""
         super().__init__(resources)
         self.in_line = InLine(resources)
-        self._stream = resources.device.in_line
+        self._stream = resources.on_host.in_line
 
     # -------------------------------------------------------------------- out
 
-    def swap_out(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
+    def swap_out(
+        self, handle: Handle, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
+    ) -> None:
         """See `Executor.swap_out`."""
-        start_s, section = _now(), Section(0, 0, x.numel(), codec)
-        if self._resources.verify or x.dtype in INDICES:
-            section.checked = self._what_to_check(x.dtype, codec)
+        start_s = _now()
         try:
+            self._decide(handle, codec, ((0, x.numel(), 0),))
             with self._lock:
-                handle.sections = [section]
-                self._depart(handle, codec)
-            self._leave(handle, section, x)
+                handle.to(State.LEAVING)
+            self._leave(handle, codec, x)
         except BaseException:
-            self._take_back(handle)
+            with self._lock:  # see Note [interrupts]
+                if handle.state is State.LEAVING:
+                    handle.to(State.KEPT)
             raise
         self._counters.exposed(_now() - start_s)
 
-    def _leave(self, handle: Handle, section: Section, x: torch.Tensor) -> None:
+    def _leave(self, handle: Handle, codec: Codec, x: torch.Tensor) -> None:
         while handle.state is State.LEAVING:
-            codec = section.codec
+            stored = Stored(codec)
+            if self._resources.verify:
+                stored.checked = "source" if codec.lossless else "payload"
+            elif x.dtype in INDICES:  # always: the checksum of an encoding is cheap
+                stored.checked = "payload"
             try:
-                stored = self._encode(handle, section, x)
+                self._encode(handle, stored, x)
             except _NoRoomError as full:
                 self._keep(handle, *full.args)
             except MemoryError as error:  # raw would want as much
@@ -81,40 +84,37 @@ class HostExecutor(Executor):
                     self._keep(handle, "raw:encode", error)
                 else:
                     self._counters.fall_back(f"{codec.name}:encode", error)
-                    section.codec = raw
+                    codec = raw
+                    self._decide(handle, codec, handle.cuts)
             else:
-                self._commit(handle, section, stored)
+                self._commit(handle, stored)
 
-    def _encode(self, handle: Handle, section: Section, x: torch.Tensor) -> _Stored:
-        codec, start_s = section.codec, _now()
+    def _encode(self, handle: Handle, stored: Stored, x: torch.Tensor) -> None:
+        codec, start_s = stored.codec, _now()
         if codec.verbatim:
-            stored = self._store(section, x, x.nbytes)
+            self._store(stored, x, x.nbytes)
         else:
-            key = DEFAULT_KEY
-            if not codec.lossless:
-                key = section.key(self._resources.seed, handle.position, handle.step)
-            scratch, nbytes = self.in_line.encoded(x, codec, key)
-            stored = self._store(section, scratch, nbytes)
+            scratch, nbytes = self.in_line.encoded(x, codec, self._key(handle, codec))
+            self._store(stored, scratch, nbytes)
             self.in_line.keep(scratch)
-        if section.checked == "source":
-            section.checksum = checksum(x)
+        if stored.checked == "source":
+            stored.checksum = checksum(x)
         end_s = _now()
-        section.encode_s = end_s - start_s
+        stored.encode_s = end_s - start_s
         if self._counters.timeline is not None:
             name = "copy out" if codec.verbatim else "encode"
-            self._resources.draw(name, "codec", handle, section, (start_s, end_s), x.nbytes)
-        return stored
+            self._draw(name, handle, stored, (start_s, end_s), x.nbytes)
 
-    def _store(self, section: Section, payload: torch.Tensor, nbytes: int) -> _Stored:
+    def _store(self, stored: Stored, payload: torch.Tensor, nbytes: int) -> None:
         loan = self._resources.host.take(nbytes)
         if loan is None:
-            host, file = None, self._spill(payload, nbytes)
+            stored.file = self._spill(payload, nbytes)
         else:
-            host, file = loan.buffer, None
-            copy_bytes(host, payload, nbytes)
-        if section.checked == "payload":
-            section.checksum = checksum(_bytes(payload, nbytes))
-        return host, file, nbytes
+            stored.host = loan.buffer
+            copy_bytes(loan.buffer, payload, nbytes)
+        stored.nbytes = nbytes
+        if stored.checked == "payload":
+            stored.checksum = checksum(_bytes(payload, nbytes))
 
     def _spill(self, payload: torch.Tensor, nbytes: int) -> DiskFile:
         if self._resources.disk is None:
@@ -127,78 +127,81 @@ class HostExecutor(Executor):
             raise _NoRoomError("disk", "spill_limit reached")
         return file
 
-    def _commit(self, handle: Handle, section: Section, stored: _Stored) -> None:
+    def _commit(self, handle: Handle, stored: Stored) -> None:
         # The source has been read for the last time; whether it still matters is seen here.
-        host, file, nbytes = stored
-        host_bytes = 0 if host is None else host.numel()
+        host_bytes = 0 if stored.host is None else stored.host.numel()
         modified = handle.modified()
         with self._lock:
             wanted = handle.state is State.LEAVING and not modified
             if wanted:
-                section.host, section.file, section.nbytes = host, file, nbytes
+                handle.stored = stored
                 handle.to(State.STORED)
                 handle.let_go()
         if not wanted:
-            self._drop(stored)
+            self._resources.free(stored)
             if modified:
                 self._keep(handle, "modified", None)
             return
-        name, raw_nbytes = section.codec.name, handle.raw_nbytes
+        name, raw_nbytes, nbytes = stored.codec.name, handle.raw_nbytes, stored.nbytes
         self._counters.swapped_out(
-            name, raw_nbytes, nbytes, section.encode_s, device=-raw_nbytes, host=host_bytes
+            name, raw_nbytes, nbytes, stored.encode_s, device=-raw_nbytes, host=host_bytes
         )
         advice = handle.advice
         if advice is not None and advice.learns:
             advice.note_encoded(name, raw_nbytes, nbytes)
 
-    def _drop(self, stored: _Stored) -> None:
-        host, file, _ = stored
-        if host is not None:
-            self._resources.host.give_back(host)
-        if file is not None and self._resources.disk is not None:
-            self._resources.disk.release(file)
-
     # ------------------------------------------------------------------- back
 
-    def _fetch(self, handle: Handle) -> torch.Tensor:
-        start_s = _now()
-        out, result = self._allocate(handle)
+    def _fetch(self, handle: Handle, *, expected: bool) -> Memory:
+        start_s, stored = _now(), handle.stored
+        if stored is None:
+            raise InternalError("a stored tensor is nowhere")
+        if handle.unpacked == 0:
+            self._counters.hits.append(False)
+        out = self._flat(handle)
         try:
-            self._decode(handle, out, result)
+            result = self._decode(handle, stored, out)
         except CorruptEncodingError as error:
             # The stored bytes are no use: nothing else is to share them.
             handle.error = without_frames(CorruptEncodingError(str(error)))
             raise
         self._counters.exposed(_now() - start_s)
-        return result
+        return result, False
 
-    def _decode(self, handle: Handle, out: torch.Tensor, result: torch.Tensor) -> None:
-        section = handle.sections[0]
-        codec, nbytes = section.codec, section.nbytes
-        host = section.host
-        payload = self._read(section) if host is None else host[:nbytes]
+    def _decode(self, handle: Handle, stored: Stored, out: torch.Tensor) -> torch.Tensor:
+        codec, nbytes = stored.codec, stored.nbytes
+        host = stored.host
+        payload = self._read(stored) if host is None else host[:nbytes]
         start_s = _now()
-        if section.checked == "payload" and checksum(payload) != section.checksum:
+        if stored.checked == "payload" and checksum(payload) != stored.checksum:
             raise CorruptEncodingError(DAMAGED.format(codec.name, nbytes))
         codec.decode_flat(payload, out, stream=self._stream)
-        if section.checked == "source" and checksum(out) != section.checksum:
+        if stored.checked == "source" and checksum(out) != stored.checksum:
             raise CorruptEncodingError(DAMAGED.format(codec.name, nbytes))
-        if handle.gathered:
-            unflatten_into(out, handle.meta, result)
+        result = self._in_layout(handle, out)
         end_s = _now()
-        section.decode_s = end_s - start_s
-        self._counters.decoded(codec.name, section.decode_s)
-        self._resources.tell(handle)
+        decode_s, advice = end_s - start_s, handle.advice
+        self._counters.took(codec.name, decode_s=decode_s)
         if self._counters.timeline is not None:
             name = "copy in" if codec.verbatim else "decode"
-            self._resources.draw(name, "codec", handle, section, (start_s, end_s), nbytes)
+            self._draw(name, handle, stored, (start_s, end_s), nbytes)
+        if advice is not None and advice.learns and not handle.unpacked:
+            advice.note_round_trip(codec.name, stored.encode_s + decode_s)
+        return result
 
-    def _read(self, section: Section) -> torch.Tensor:
+    def _draw(
+        self, name: str, handle: Handle, stored: Stored, span_s: tuple[float, float], nbytes: int
+    ) -> None:
+        timeline = self._counters.timeline
+        if timeline is not None:
+            timeline.job(name, "codec", handle.label, span_s, stored.codec.name, nbytes)
+
+    def _read(self, stored: Stored) -> torch.Tensor:
         disk = self._resources.disk
-        if section.file is None or disk is None:
-            raise InternalError("a stored section has neither host memory nor a file")
-        target = self._device.host_memory(max(section.nbytes, 1))[: section.nbytes]
-        disk.read(section.file, target)
+        if stored.file is None or disk is None:
+            raise InternalError("a stored tensor has neither host memory nor a file")
+        target = self._device.host_memory(max(stored.nbytes, 1))[: stored.nbytes]
+        disk.read(stored.file, target)
         return target
 
     def settle(self, handle: Handle) -> None:

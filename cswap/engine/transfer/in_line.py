@@ -16,7 +16,7 @@ from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import copy_bytes
 from cswap.devices.base import FLAT, without_memory
 from cswap.engine.transfer.checked_way import CheckedByAddress
-from cswap.engine.transfer.section import INDICES
+from cswap.engine.transfer.stored import INDICES
 from cswap.recent import Recent
 
 if TYPE_CHECKING:
@@ -83,9 +83,9 @@ class InLine:
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
-        self._device, self._counters = resources.device, resources.counters
+        self._device, self._counters = resources.on_host, resources.counters
         self.host, self.seed = resources.host, resources.seed
-        self._stream = resources.device.in_line
+        self._stream = resources.on_host.in_line
         self._known: Recent[tuple[str, torch.dtype, int], tuple[Codec, ByAddress | None]]
         self._known = Recent(MOST_KINDS)
         self._idle: deque[torch.Tensor] = deque()  # memory for encoders; several threads may encode
@@ -108,8 +108,7 @@ class InLine:
     def _find(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
         found = None
         try:
-            threads = 1 if self._stream is None else self._stream.threads
-            found = codec.by_address(dtype, nbytes, threads)
+            found = codec.by_address(dtype, nbytes, self._stream.threads)
             if found is not None and dtype in INDICES:
                 found = CheckedByAddress(codec.name, found)
         except Exception as error:  # a codec of another package may raise anything
@@ -215,15 +214,15 @@ class InLine:
         kernel. A large one is the device's again, so that nobody holds it until backward begins.
         """
         if nbytes > MOST_KEPT:
-            return self._device.scratch(nbytes, "codec")
+            return self._device.scratch(nbytes)
         try:
             scratch = self._idle.pop()
         except IndexError:
-            return self._device.scratch(nbytes, "codec")
+            return self._device.scratch(nbytes)
         if scratch.numel() >= nbytes:
             return scratch
         self._device.give_back(scratch)
-        return self._device.scratch(nbytes, "codec")
+        return self._device.scratch(nbytes)
 
     def keep(self, scratch: torch.Tensor) -> None:
         """Keep memory that `scratch` gave for the next tensor, or give it back."""
@@ -232,11 +231,12 @@ class InLine:
         else:
             self._idle.append(scratch)
 
-    def trim(self) -> None:
-        """Give the encoders' memory back to the device."""
-        while True:
+    def trim(self, idle_bytes: int) -> None:
+        """Give the encoders' memory back to the device, which keeps so many bytes of it."""
+        while self._idle:
             try:
                 scratch = self._idle.pop()
-            except IndexError:
-                return
+            except IndexError:  # another thread took it
+                break
             self._device.give_back(scratch)
+        self._device.trim(idle_bytes)

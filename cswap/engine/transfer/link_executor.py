@@ -1,243 +1,194 @@
-"""Swapping over a link, on a device that lags behind the host.
-
-Note [the host is ahead]
-~~~~~~~~~~~~~~~~~~~~~~~~
-The host issues a step's work long before the device runs it. Everything here is issued in one go
-and ordered by events; the host waits for nothing, but for two things that it cannot know: how large
-an encoding has become, and the contents of a file.
-
-out   raw: one copy from the tensor's own memory. A codec of fixed size: encode, then copy. Others:
-      encode; when the host learns the size, copy (`LinkOut._size_known`).
-back  copies from the host, then a decode: on the compute stream if the computation waits for it, on
-      the codec stream if it is ahead of its use.
-
-Memory is bounded in the order of the device, whatever the host's lead:
-
-sources   tensors that a side stream has yet to read (`Leaving`). Past the backlog the compute
-          stream waits for the oldest, and that is let go at once: its memory is used again after
-          that wait.
-scratch   comes back with the event of its last use, and is taken again in the order of that event
-          (see pool.py). Only encodings of unknown size hold it until the host looks; past the
-          backlog the host waits for the oldest.
-results   decoded on demand belong to the computation. Decoded ahead they are this executor's until
-          the computation has joined their decode: nobody else may let go of them.
-"""
+"""Swapping over a link, for tensors with a handle: the same way as that of slots (engine/link/)."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
-from cswap.engine.replay.link import Link
-from cswap.engine.transfer.ahead import Ahead
+from cswap.codecs.layout import torch_dtype
+from cswap.codecs.registry import get_codec
+from cswap.engine.link.link import Link
+from cswap.engine.link.link_way import LinkWay
+from cswap.engine.link.passage import Passage
+from cswap.engine.link.trip import Trip
 from cswap.engine.transfer.executor import Executor
 from cswap.engine.transfer.handle import State
-from cswap.engine.transfer.leaving import Leaving
-from cswap.engine.transfer.link_back import LinkBack
-from cswap.engine.transfer.link_out import LinkOut
-from cswap.engine.transfer.resources import Patience
-from cswap.engine.transfer.section import cut
-from cswap.engine.transfer.staging import Staging
-from cswap.engine.transfer.unsized import Unsized
-from cswap.errors import CorruptEncodingError, to_raise
+from cswap.engine.transfer.resources import DAMAGED, checksum
+from cswap.errors import CorruptEncodingError, InternalError, without_frames
 
 if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
-    from cswap.devices.base import Event, LinkDevice
-    from cswap.engine.transfer.executor import Memory
-    from cswap.engine.transfer.handle import Handle
+    from cswap.devices.side_streams import SideStreams
+    from cswap.engine.link.region import Part
+    from cswap.engine.transfer.executor import Memory, WayPlace
+    from cswap.engine.transfer.handle import Handle, Owner
     from cswap.engine.transfer.resources import Resources
-    from cswap.engine.transfer.section import Section
 
-
-UNDER_WAY: Final = (State.LEAVING, State.FETCHING)
-"""A job has yet to change the handle's state."""
+MEASURE_EVERY: Final = 8
+"""Tensors of a codec between two whose jobs are timed: that takes four more events."""
 
 
 class LinkExecutor(Executor):
     """The executor of a device with a link."""
 
-    _device: LinkDevice
-    staging: Staging
+    link: Link
 
-    def __init__(self, resources: Resources) -> None:
-        """Args: resources: of the device."""
+    def __init__(self, resources: Resources, streams: SideStreams) -> None:
+        """Args: resources: of the device; streams: its own."""
         super().__init__(resources)
-        self._device = device = resources.over_link
-        self._leaving = Leaving(resources)
-        self.staging = Staging(device)
-        unsized = Unsized(device, self.staging, resources.counters)
-        streams = device.side_streams()
-        self.link = None if streams is None else Link(resources, streams)
-        self._out = LinkOut(resources, self._leaving, unsized, self._keep)
-        self._back = LinkBack(resources)
+        self.link = Link(resources, streams)
+        self._sent: Counter[str] = Counter()
 
-    @property
-    def leaving_bytes(self) -> int:
-        """Bytes of tensors that a side stream has yet to read."""
-        return self._leaving.nbytes + (0 if self.link is None else self.link.sources.nbytes)
+    # -------------------------------------------------------------------- out
 
-    def let_go_down_to(self, limit_bytes: int) -> None:
-        """See `Leaving.let_go_down_to`."""
-        self._leaving.let_go_down_to(limit_bytes)
-        if self.link is not None:
-            self.link.let_go_down_to(max(0, limit_bytes - self._leaving.nbytes))
+    def swap_out(
+        self, handle: Handle, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
+    ) -> None:
+        """See `Executor.swap_out`."""
+        owner = handle.token()
+        if owner is None:
+            return
+        self.link.pump()
+        while True:
+            way = self._way(handle, owner, codec, place)
+            self._decide(handle, codec, way.cuts)
+            region = self.link.bind(way)
+            if region is None:
+                self._keep(handle, *self._no_room())
+                return
+            way.region = region
+            trip = self._trip(handle, codec, len(way.cuts))
+            passage = Passage(region, handle.raw_nbytes, handle.position, trip)
+            if self._resources.verify and codec.lossless:
+                passage.checksum = checksum(x)
+            error = self.link.out.send(passage, x, handle.step)
+            if error is None:
+                self._leave(handle, owner, passage)
+                if place is not None:
+                    place.way = way
+                return
+            if codec.verbatim or isinstance(error, MemoryError):
+                memory = isinstance(error, MemoryError)
+                self._keep(handle, "memory" if memory else "raw:encode", error)
+                return
+            self._counters.fall_back(f"{codec.name}:encode", error)
+            codec = get_codec("raw")
 
-    def memory(self, handle: Handle, *, again: bool = False) -> Memory:
+    def _no_room(self) -> tuple[str, str]:
+        if self._resources.disk is None:
+            return "host_limit", "full, and no spill_dir"
+        return "disk", "no host memory"
+
+    def _way(self, handle: Handle, owner: Owner, codec: Codec, place: WayPlace | None) -> LinkWay:
+        planned, recipe = handle.planned, None if place is None else place.recipe
+        device = self._resources.over_link
+        part_bytes = (planned and planned.decision.section_bytes) or device.section_bytes
+        dtype, nbytes, layout = torch_dtype(handle.meta.dtype), handle.raw_nbytes, None
+        if (
+            recipe is not None
+            and handle.whole
+            and recipe.contiguous
+            and recipe.dtype is dtype
+            and recipe.sizes.numel() * dtype.itemsize == nbytes
+        ):
+            layout = recipe.sizes, recipe.strides
+        way = LinkWay(owner.lane, codec, dtype, nbytes, part_bytes=part_bytes, layout=layout)
+        before = None if place is None else place.way
+        if before is not None and before.is_like(way):
+            way = before
+        way.follow(planned)
+        way.agree()
+        return way
+
+    def _trip(self, handle: Handle, codec: Codec, n_parts: int) -> Trip:
+        self._sent[codec.name] += 1
+        is_timed = not codec.verbatim and self._sent[codec.name] % MEASURE_EVERY == 1
+        notes, n = handle.advice, n_parts
+        return Trip(self._counters, handle.label, notes, codec.name, n, is_timed=is_timed)
+
+    def _leave(self, handle: Handle, owner: Owner, passage: Passage) -> None:
+        # It is on its way; its own memory is the region's now.
+        way = passage.region.way
+        if way.verbatim and passage.trip is not None:
+            passage.trip.encoded(way.nbytes, way.nbytes)
+        with self._lock:
+            handle.to(State.STORED)
+            owner.passage = passage
+            handle.let_go()
+        # The link has counted it as one more, and its memory.
+        self._counters.moves.append((-way.nbytes, 0, -1, "", 0, 0, 0.0))
+        if self._resources.verify and not way.codec.lossless:
+            passage.checksum = self._stored_checksum(passage)
+
+    # ------------------------------------------------------------------- back
+
+    def memory(self, handle: Handle, *, again: bool = False, expected: bool = True) -> Memory:
         """See `Executor.memory`."""
         self._resources.raise_damage()
-        return super().memory(handle, again=again)
+        return super().memory(handle, again=again, expected=expected)
 
-    def swap_out(self, handle: Handle, x: torch.Tensor, codec: Codec) -> None:
-        """See `Executor.swap_out`."""
-        device = self._device
-        device.pump()
-        self.staging.sends(handle.raw_nbytes)
-        most = None if codec.verbatim else device.section_bytes
-        planned = handle.planned
-        sections = cut(x, codec, (planned and planned.decision.section_bytes) or most)
-        for section in sections:
-            section.checked = self._what_to_check(x.dtype, codec)
+    def _fetch(self, handle: Handle, *, expected: bool) -> Memory:
+        passage = self._passage(handle)
+        region = passage.region
+        if passage.checksum is not None and not region.way.codec.lossless:
+            self._compare(handle, passage, self._stored_checksum(passage))
+        source = region.source
         try:
-            with self._lock:
-                handle.sections = sections
-                self._depart(handle, codec)
-            issued = device.now()
-            reads = self._send(handle, x, issued)
-            if reads:
-                self._hold_until_read(handle, x, reads, issued)
-        except BaseException:
-            device.drain()  # a side stream may be reading memory that nobody holds from here on
-            self._take_back(handle)
-            raise
-        self._leaving.let_go_down_to(self.staging.out_bytes)
-
-    def _send(self, handle: Handle, x: torch.Tensor, issued: Event) -> list[Event]:
-        # Events after which the tensor's own memory has been read.
-        reads: list[Event] = []
-        for section in handle.sections:
-            if handle.state is not State.LEAVING:  # there was no room for the section before
-                break
-            try:
-                reads.append(self._out.send(handle, section, section.of(x), issued))
-            except MemoryError as error:
-                self._keep(handle, "memory", error)
-            self._leaving.let_go_down_to(self.staging.out_bytes)
-        return reads
-
-    def _hold_until_read(
-        self, handle: Handle, x: torch.Tensor, reads: list[Event], issued: Event
-    ) -> None:
-        read = reads[0]
-        if len(reads) > 1:  # of several streams, perhaps
-            read = self._device.submit(lambda _: None, role="codec", after=tuple(reads))
-        handle.event = read
-        self._leaving.add(handle, x, read, issued)
-        if not _learns_its_size(handle):
-            self._device.when(read, self._leaving.let_go_read)
-
-    def _fetch(self, handle: Handle) -> torch.Tensor:
-        device = self._device
-        device.pump()
-        out, result = self._allocate(handle)
-        issued = device.now()
-        try:
-            decoded = self._back.bring(handle, out, result, "compute", issued)
+            found = self.link.bring(passage, expected=expected)
         except CorruptEncodingError as error:
-            device.drain()
             handle.error = CorruptEncodingError(str(error))
             raise
-        except BaseException:
-            device.drain()  # a submitted job may still write the memory
-            raise
-        device.join(decoded)
-        if decoded.error is not None:
-            if isinstance(decoded.error, CorruptEncodingError):
-                handle.error = decoded.error
-            raise to_raise(decoded.error)
-        return result
+        own = found is source
+        if passage.checksum is not None and region.way.codec.lossless and not own:
+            self._compare(handle, passage, checksum(found))
+        if not handle.gathered:
+            return found, own  # of a gathered one, it is memory of a dense copy
+        return self._in_layout(handle, found), False
 
-    def prefetch(self, handle: Handle) -> bool:
-        """See `Executor.prefetch`."""
-        try:
-            with self._lock:
-                if handle.state is not State.STORED or handle.recomputed or not handle.alive:
-                    return False
-                handle.event, handle.prefetched = None, True
-                self._move(handle, State.FETCHING)
-            self._bring_ahead(handle)
-        except MemoryError as error:  # unpack will try again, and says so if it must
-            self._counters.fall_back("prefetch", error)
-            return False
-        except BaseException:
-            self._device.drain()
-            self._stored_again(handle)
-            raise
-        return True
+    def _passage(self, handle: Handle) -> Passage:
+        owner = handle.token()
+        if owner is None or owner.passage is None:
+            raise InternalError("a stored tensor is nowhere")
+        return owner.passage
 
-    def _bring_ahead(self, handle: Handle) -> None:
-        device = self._device
-        device.pump()
-        try:
-            if not self._back.read_ahead(handle):
-                self._stored_again(handle)
-                return
-            out, result = self._allocate(handle)
-            issued = device.now()
-            decoded = self._back.bring(handle, out, result, "codec", issued)
-        except MemoryError:
-            device.drain()
-            self._stored_again(handle)
-            raise
-        except CorruptEncodingError:  # unpack meets it again, and raises
-            device.drain()
-            self._stored_again(handle)
-            return
-        with self._lock:
-            wanted = handle.state is State.FETCHING
-            if wanted:
-                flat = out if handle.gathered else None
-                self._ahead[id(handle)] = Ahead(result, decoded, issued, flat)
-                handle.event = decoded
-                self._move(handle, State.READY)
-        if not wanted:  # released meanwhile
-            device.join(decoded, issued)
-
-    def _stored_again(self, handle: Handle) -> None:
-        with self._lock:
-            if handle.state is State.FETCHING:
-                self._move(handle, State.STORED)
-
-    def recount(self) -> None:
-        """See `Executor.recount`."""
-        self._leaving.recount()
-        if self.link is not None:
-            self.link.recount()
+    def own_memory(self, handle: Handle) -> torch.Tensor | None:
+        """See `Executor.own_memory`."""
+        found = super().own_memory(handle)
+        owner = handle.token()
+        if found is not None or owner is None or owner.passage is None or handle.gathered:
+            return found
+        region = owner.passage.region
+        source = region.source if region.serves else None
+        if source is not None:
+            self._device.share(source)
+        return source
 
     def settle(self, handle: Handle) -> None:
         """See `Executor.settle`."""
-        patience = Patience()
-        while handle.state in UNDER_WAY or not all(map(_arrived, handle.sections)):
-            events = [s.out for s in handle.sections if s.out is not None]
-            for event in events if handle.event is None else [*events, handle.event]:
-                self._device.wait(event)
-            self._device.pump()
-            self._leaving.let_go_read()  # older ones may have died meanwhile
-            for section in handle.sections:
-                if section.writing is not None:
-                    section.writing.exception()  # waits
-            patience.pause(handle.state.value)
+        owner = handle.token()
+        if owner is not None and owner.passage is not None:
+            self.link.settle(owner.passage)
 
+    def recount(self) -> None:
+        """See `Executor.recount`."""
+        self.link.recount()
 
-def _learns_its_size(handle: Handle) -> bool:
-    # Whether the callback that learns the size has yet to run. It lets go of what has been read.
-    section = handle.sections[0]
-    is_late = len(handle.sections) == 1 and not section.codec.verbatim
-    return is_late and not section.placed and handle.state is State.LEAVING
+    # ---------------------------------------------------------------- verify
 
+    def _stored_checksum(self, passage: Passage) -> int:
+        # Of the bytes on the host, or on the disk.
+        self.link.settle(passage)
+        return checksum(*map(self._bytes, passage.region.parts))
 
-def _arrived(section: Section) -> bool:
-    # Whether its encoding is where it is to be.
-    written = section.writing is None or section.writing.done()
-    return written and (section.out is None or section.out.query())
+    def _bytes(self, part: Part) -> torch.Tensor:
+        held = part.kept if part.kept is not None else part.host
+        return (self.link.spill.fetch(part) if held is None else held)[: part.nbytes]
+
+    def _compare(self, handle: Handle, passage: Passage, found: int) -> None:
+        if found != passage.checksum:
+            way = passage.region.way
+            text = DAMAGED.format(way.codec.name, sum(p.nbytes for p in passage.region.parts))
+            handle.error = without_frames(CorruptEncodingError(text))
+            raise CorruptEncodingError(text)

@@ -6,8 +6,8 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from cswap.engine.link.link import Link
     from cswap.engine.transfer.handle import Handle
-    from cswap.engine.transfer.staging import Staging
 
 
 class ReadyBudget:
@@ -16,20 +16,13 @@ class ReadyBudget:
     Attributes:
         waiting: accounts of tensors whose decoded memory waits, by their identity; the oldest
             first.
-        staging: bounds them as well; None: there is none.
     """
 
-    def __init__(self, limit_bytes: int) -> None:
-        """Args: limit_bytes: decoded bytes that may wait."""
-        self._most = limit_bytes
-        self.staging: Staging | None = None
+    def __init__(self, limit_bytes: int, link: Link | None) -> None:
+        """Args: limit_bytes: decoded bytes that may wait; link: bounds them as well."""
+        self._most, self._link = limit_bytes, link
         self.waiting: OrderedDict[int, Handle] = OrderedDict()
         self._bytes = 0
-
-    def fits(self, nbytes: int) -> bool:
-        """Whether that many bytes more may be decoded ahead."""
-        after, staging = self._bytes + nbytes, self.staging
-        return after <= self._most and (staging is None or after <= staging.ahead_bytes)
 
     def add(self, saved: Handle) -> list[Handle]:
         """Count a tensor's decoded memory; returns the ones to drop to stay within the limit."""
@@ -38,8 +31,8 @@ class ReadyBudget:
             self._bytes += saved.raw_nbytes
         dropped: list[Handle] = []
         limit = self._most
-        if self.staging is not None:
-            limit = min(limit, self.staging.ahead_bytes)
+        if self._link is not None:
+            limit = min(limit, self._link.ahead.most_bytes)
         while self._bytes > limit and len(self.waiting) > 1:
             _, oldest = self.waiting.popitem(last=False)
             self._bytes -= oldest.raw_nbytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cswap.codecs.layout import bytes_of
-from cswap.devices.base import LinkDevice
+from cswap.devices.base import HostDevice, LinkDevice
 from cswap.errors import CorruptEncodingError, InternalError, to_raise
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.devices.base import Device, Role
+    from cswap.devices.base import Device
     from cswap.engine.transfer.disk_queue import DiskQueue
     from cswap.engine.transfer.handle import Handle
-    from cswap.engine.transfer.section import Section
+    from cswap.engine.transfer.stored import Stored
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
     from cswap.stores.disk import DiskStore
@@ -77,6 +77,13 @@ class Resources:
             raise InternalError(f"there is no link to the {self.device.kind}'s own memory")
         return self.device
 
+    @property
+    def on_host(self) -> HostDevice:
+        """The device, for those who know that its memory is the host's."""
+        if not isinstance(self.device, HostDevice):
+            raise InternalError(f"there is a link to the {self.device.kind}'s own memory")
+        return self.device
+
     def raise_damage(self) -> None:
         """Whether the device has met damage that it could not raise.
 
@@ -90,54 +97,22 @@ class Resources:
         if self.damage:
             raise to_raise(self.damage[0])
 
-    def draw(
-        self,
-        name: str,
-        role: Role,
-        handle: Handle,
-        section: Section,
-        span_s: tuple[float, float],
-        nbytes: int,
-    ) -> None:
-        """Put a job that has run on the timeline, if one is being recorded."""
-        timeline = self.counters.timeline
-        if timeline is not None:
-            timeline.job(name, role, handle.label, span_s, section.codec.name, nbytes)
-
-    def tell(self, handle: Handle) -> None:
-        """Tell the advisor how long a first round trip took, where that was measured.
-
-        A copy over a link is no codec's time.
-        """
-        advice, sections = handle.advice, handle.sections
-        if advice is None or not advice.learns or handle.unpacked:
-            return
-        codec = sections[0].codec
-        if codec.verbatim and not self.device.unified:
-            return
-        if all(s.codec is codec and s.encode_s and s.decode_s for s in sections):
-            advice.note_round_trip(codec.name, sum(s.encode_s + s.decode_s for s in sections))
-
     def free_stored(self, handle: Handle) -> None:
-        """Free the stored copies of a handle that is released, or kept after all."""
-        for section in handle.sections:
-            self.free_section(section)
-
-    def free_section(self, section: Section) -> None:
-        """Free the stored copy of a section, once the work issued on it is done."""
+        """Free the encoding of a handle that is released."""
         with self.lock:
-            host, file, kept = section.host, section.file, section.kept
-            after = section.back or section.out
-            section.host = section.file = section.kept = section.passing = None
+            stored, handle.stored = handle.stored, None
+        if stored is None:
+            return
+        if stored.host is not None:
+            self.counters.hold(host=-stored.host.numel())
+        self.free(stored)
+
+    def free(self, stored: Stored) -> None:
+        """Free an encoding's memory, or its file."""
+        host, file = stored.host, stored.file
         if host is not None:
-            self.host.give_back(host, after)
-            self.counters.hold(host=-host.numel())
-        if kept is not None:
-            self.device.give_back(kept, after)
-            self.counters.hold(device=-section.nbytes)
+            self.host.give_back(host)
         if file is not None and self.disk is not None:
-            if self.files is not None:
-                self.files.forget(file)
             self.disk.release(file)
 
 
@@ -165,6 +140,9 @@ class Patience:
         time.sleep(BETWEEN_JOBS_S)
 
 
-def checksum(x: torch.Tensor) -> int:
-    """CRC-32 of a contiguous tensor's bytes."""
-    return zlib.crc32(bytes_of(x.cpu()).data)
+def checksum(*tensors: torch.Tensor) -> int:
+    """CRC-32 of the bytes of contiguous tensors, one after the other."""
+    found = 0
+    for x in tensors:
+        found = zlib.crc32(bytes_of(x.cpu()).data, found)
+    return found

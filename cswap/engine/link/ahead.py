@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cswap.engine.replay.backward_order import BackwardOrder
+from cswap.engine.link.backward_order import BackwardOrder
 from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cswap.engine.replay.region import Region, RegionSlot
-    from cswap.engine.replay.sources import Sources
-    from cswap.engine.replay.way_back import WayBack
+    from cswap.engine.link.link_way import LinkWay
+    from cswap.engine.link.region import Region
+    from cswap.engine.link.sources import Sources
+    from cswap.engine.link.spill import Spill
+    from cswap.engine.link.way_back import WayBack
     from cswap.engine.transfer.resources import Resources
 
 
@@ -30,10 +32,10 @@ class Ahead:
         furthest: number of tensors that may come before one, at most, when its way back begins.
     """
 
-    def __init__(self, resources: Resources, sources: Sources, back: WayBack) -> None:
-        """Args: resources: of the device; sources: of the link; back: its way."""
+    def __init__(self, resources: Resources, sources: Sources, back: WayBack, spill: Spill) -> None:
+        """Args: resources: of the device; the others: of the link."""
         self._device, self._counters = resources.over_link, resources.counters
-        self._sources, self._back = sources, back
+        self._sources, self._back, self._spill = sources, back, spill
         self.order = BackwardOrder()
         self.guessed: list[Region] = []
         self.nbytes = self.most_bytes = self.furthest = 0
@@ -56,13 +58,13 @@ class Ahead:
         steps = {region.step for region in alive if region.owner() is not None}
         if len(steps) != 1:
             return
-        for n, slot in enumerate(self.order.expected(alive)):
-            region = slot.region
+        for n, way in enumerate(self.order.expected(alive)):
+            region = way.region
             if region is None or (region.n_unsized and not region.serves):
                 break  # the host would wait
-            if n > slot.ahead or not slot.from_start:
+            if n > way.ahead or not way.from_start:
                 break
-            if not self._brings(slot, *steps):
+            if not self._brings(way, *steps):
                 break
             self.guessed.append(region)
 
@@ -84,32 +86,34 @@ class Ahead:
             turn: in the order, of the tensor that is asked for.
             step: of that tensor.
         """
-        order, n = self.order.slots, self.order.next
+        order, n = self.order.ways, self.order.next
         last, waiting = min(turn + self.furthest, len(order) - 1), None
         while n <= last:
-            slot = order[n]
-            if n - turn > slot.ahead:
+            way = order[n]
+            if n - turn > way.ahead:
                 waiting = n if waiting is None else waiting
                 n += 1
                 continue
-            if not self._brings(slot, step):
+            if not self._brings(way, step):
                 break
             n += 1
         self.order.next = n if waiting is None else waiting
 
-    def _brings(self, slot: RegionSlot, step: int) -> bool:
-        # Begin the way back of a slot's tensor, if one is away; whether there was room.
-        region = slot.region
+    def _brings(self, way: LinkWay, step: int) -> bool:
+        # Begin the way back of a way's tensor, if one is away; whether there was room.
+        region = way.region
         if region is not None and region.step != step:
-            region = slot.region_of(step)
+            region = way.region_of(step)
         owner = None if region is None else region.owner()  # held: it is not released meanwhile
         if region is None or owner is None or region.asked or region.ahead:
             return True
-        nbytes, lane = slot.nbytes, slot.lane
+        nbytes, lane = way.nbytes, way.lane
         if self.nbytes + self._sources.asked_bytes // 2 + nbytes > self.most_bytes:
             return False
         if region.source is None or not region.serves:
-            if not self._device.has_room(nbytes):
+            if not self._device.has_room(nbytes) or (
+                region.once and not self._spill.is_read(region)
+            ):
                 return False
             if lane.step_bytes is not None and not lane.fits_plan(nbytes):
                 return False
@@ -130,7 +134,7 @@ class Ahead:
 
     def drop(self, region: Region) -> None:
         """Let go of a tensor that is ahead; it comes back once more if it is asked for."""
-        nbytes = region.slot.nbytes
+        nbytes = region.way.nbytes
         region.ahead = region.wanted = False
         self.nbytes -= nbytes
         if region.memory is not None:

@@ -1,12 +1,13 @@
-"""`Link`: brings the tensors of slots over a device's link, and back.
+"""`Link`: brings tensors over a device's link to the host, and back.
 
 Note [a way is issued once]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~
 All work of a tensor's way is issued in one go, on three streams beside the user's, and ordered by
 events that its region owns. The host waits for nothing, with one exception: the size of an encoding
-is known on the device only. So a fixed number of bytes is copied, which the slot reserves; the host
+is known on the device only. So a fixed number of bytes is copied, which the way reserves; the host
 looks at the size later, before the tensor's own memory is let go. A tensor whose encoding has
-become larger than its reserve is encoded once more.
+become larger than its reserve is encoded once more. Where nothing is known yet, as in the first
+step, the encoding waits in memory of its own, and is copied when the host has looked.
 
 Memory is bounded in the order of the device, whatever the host's lead:
 
@@ -26,23 +27,24 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.engine.replay.ahead import Ahead
-from cswap.engine.replay.region import Region, no_owner
-from cswap.engine.replay.ring import ALIGN
-from cswap.engine.replay.sources import Sources
-from cswap.engine.replay.way_back import WayBack
-from cswap.engine.replay.way_out import WayOut, count_unsized, forget_encodings
+from cswap.engine.link.ahead import Ahead
+from cswap.engine.link.meter import Meter
+from cswap.engine.link.region import Region, no_owner
+from cswap.engine.link.sources import Sources
+from cswap.engine.link.spill import Spill
+from cswap.engine.link.way_back import WayBack
+from cswap.engine.link.way_out import WayOut, count_unsized, forget_encodings
 from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
     import torch
 
     from cswap.devices.side_streams import SideStreams
-    from cswap.engine.replay.region import RegionOwner, RegionSlot
+    from cswap.engine.link.link_way import LinkWay
+    from cswap.engine.link.region import RegionOwner
     from cswap.engine.transfer.resources import Resources
-    from cswap.pool import Loan
 
 STEP_SHARE: Final = 32
 """Of the bytes that leave in a step, 1/STEP_SHARE may be under way, each way: small tensors are
@@ -50,7 +52,7 @@ saved in bursts, and the link needs some milliseconds of them. One tensor always
 H200 twice as many cost GPT-2 and Llama 0.1 to 0.3 GiB more, for 1 to 4 % of a step."""
 
 PLAN_SHARE: Final = 16
-"""The same with a plan, as on the general way: see `Staging`."""
+"""The same with a plan."""
 
 AT_A_TIME: Final = 3
 """Parts of the largest size whose encodings may be under way, and tensors of the largest size that
@@ -59,8 +61,30 @@ are copied as they are: one is made ready, one is copied, and one waits."""
 MOST_WAIT_S: Final = 0.1
 """How long one waits for another thread, to release tensors that are gone; it is done later."""
 
-LOOSE: Final = 8
-"""A slot reserves at most 1/LOOSE more than its last encoding took."""
+
+class _UnderWay:
+    """What the ways of a step need, from which the bounds of the bytes under way follow."""
+
+    __slots__ = ("bound", "furthest", "is_planned", "most", "payload", "total")
+
+    def __init__(self) -> None:
+        self.bound = self.furthest = self.most = self.payload = self.total = 0
+        self.is_planned = False
+
+    def add(self, way: LinkWay) -> None:
+        """One tensor goes this way."""
+        self.is_planned = self.is_planned or way.lane.step_bytes is not None
+        self.furthest = max(self.furthest, way.ahead)
+        self.total += way.nbytes
+        self.most = max(self.most, AT_A_TIME * way.nbytes if way.verbatim else way.nbytes)
+        if not way.verbatim:
+            self.bound = max(self.bound, way.cuts[0][2])
+            self.payload = max(self.payload, *(way.reserves or (way.cuts[0][2],)))
+
+    @property
+    def nbytes(self) -> int:
+        """That may be under way, each way."""
+        return max(self.most, self.total // (PLAN_SHARE if self.is_planned else STEP_SHARE))
 
 
 class Link:
@@ -69,6 +93,8 @@ class Link:
     Attributes:
         out, back: the ways.
         sources: on the way out.
+        spill: what the host has no room for.
+        meter: times jobs.
         ahead: tensors that come back before they are asked for.
         alive: regions whose tensor may be asked for, as far as is known.
         planned_bytes: that may be under way, each way; 0: as many as the device bounds.
@@ -81,12 +107,15 @@ class Link:
         self._host, self._counters = resources.host, resources.counters
         self._streams, self._lock = streams, threading.RLock()
         self.sources = Sources(streams, resources.counters)
-        self.out = WayOut(resources, streams, self.sources, self._lock)
-        self.back = WayBack(resources, streams, self.out)
-        self.ahead = Ahead(resources, self.sources, self.back)
+        self.spill, self.meter = Spill(resources), Meter(streams)
+        self.out = WayOut(resources, streams, self.sources, self.spill, self.meter, self._lock)
+        self.back = WayBack(resources, streams, self.out, self.spill, self.meter)
+        self.ahead = Ahead(resources, self.sources, self.back, self.spill)
         self.alive, self.is_capturing = self.out.alive, streams.is_capturing
         self.prepare_thread = streams.prepare_thread
-        self._slots: set[RegionSlot] = set()  # with regions
+        self._ways: set[LinkWay] = set()  # of the step
+        self._under_way = _UnderWay()
+        self._limit_bytes: int | None = None
         self.planned_bytes = 0
 
     # --------------------------------------------------------------------- back
@@ -127,8 +156,8 @@ class Link:
             MemoryError: no memory to copy into.
         """
         region, stream = away.region, self._streams.current()
-        slot, ahead = region.slot, self.ahead
-        if not slot.verbatim:
+        way, ahead = region.way, self.ahead
+        if not way.verbatim:
             self._resources.raise_damage()
         with self._lock:
             if self.out.ring.memory is not None:
@@ -140,7 +169,7 @@ class Link:
                 region.asked = True
                 if region.source is not None:
                     self.sources.asks(region)
-                ahead.order.asks(slot, self.alive)
+                ahead.order.asks(way, self.alive)
             memory = region.source
             if region.n_unsized and not region.serves:
                 self.out.settle(region)  # it may have to stay
@@ -149,14 +178,14 @@ class Link:
             else:
                 if region.ahead:
                     region.ahead = False
-                    ahead.nbytes -= slot.nbytes
+                    ahead.nbytes -= way.nbytes
                 if first:
-                    self._counters.stay_early("wanted_early", slot.nbytes)
+                    self._counters.stay_early("wanted_early", way.nbytes)
                 if stream is not region.stream:
                     memory.record_stream(stream)
             self.sources.let_go(max(0, self.sources.most_bytes - self.sources.came_bytes))
             if expected:
-                ahead.go_on(slot.turn, region.step)
+                ahead.go_on(way.turn, region.step)
         return memory
 
     def _take(self, region: Region, stream: Any, *, first: bool) -> torch.Tensor:
@@ -172,12 +201,12 @@ class Link:
                 memory.record_stream(stream)
             region.memory = None
             if first:
-                self.sources.came_bytes += region.slot.nbytes
+                self.sources.came_bytes += region.way.nbytes
         except BaseException:
             self._device.drain()  # a side stream may be writing memory that nobody holds now
             raise
         if region.ahead:
-            nbytes = region.slot.nbytes
+            nbytes = region.way.nbytes
             region.ahead = False
             self.ahead.nbytes -= nbytes
             region.held_bytes -= nbytes
@@ -194,6 +223,7 @@ class Link:
         if not self._lock.acquire(timeout=MOST_WAIT_S):
             return
         try:
+            self.spill.look()
             self.sources.let_go(self.sources.most_bytes)
             alive = []
             for region in self.alive:
@@ -223,113 +253,108 @@ class Link:
         self._counters.moves.append((-region.held_bytes, -region.host_bytes, *NO_TENSOR))
         region.held_bytes = region.host_bytes = 0
         region.owner = no_owner
-        if region not in region.slot.regions:
-            self._give_back(region)
+        way = region.way
+        if region.once and region in way.regions:
+            way.regions.remove(region)
+            if way.region is region:
+                way.region = None
+        if region not in way.regions:
+            self.out.give_back(region)
+            region.parts = ()  # which refer to it
 
-    def _give_back(self, region: Region) -> None:
-        # The host memory of a region that is free, and of no use any more.
-        streams = self._streams
-        d2h = streams.d2h
-        for part in region.parts:
-            if region.was_read:
-                d2h.wait_event(part.arrived)
-            part.left.record(d2h)
-            self._host.give_back(part.loan.buffer, streams.point(part.left, d2h))
-        region.parts = ()  # which refer to it
+    # --------------------------------------------------------------------- ways
 
-    # -------------------------------------------------------------------- slots
-
-    def begin_step(self, slots: Iterable[RegionSlot], limit_bytes: int | None = None) -> None:
-        """A step begins: bound what is under way.
+    def begin_step(self, ways: Iterable[LinkWay], limit_bytes: int | None = None) -> None:
+        """A step begins: bound the bytes under way.
 
         Args:
-            slots: of this link, that take tensors.
+            ways: of this link, by which tensors are expected to go.
             limit_bytes: that may be under way, each way; None: no limit but the device's.
         """
         self.begin_backward()
         self.ahead.begin_step(self.alive)
-        most = total = bound = payload = furthest = 0
-        planned = False
-        for slot in slots:
-            planned = planned or slot.lane.step_bytes is not None
-            furthest = max(furthest, slot.ahead)
-            if not slot.verbatim:
-                slot.prepare()
-            total += slot.nbytes
-            most = max(most, AT_A_TIME * slot.nbytes if slot.verbatim else slot.nbytes)
-            if not slot.verbatim:
-                bound = max(bound, slot.cuts[0][2])
-                payload = max(payload, *slot.reserves)
-        most = max(most, total // (PLAN_SHARE if planned else STEP_SHARE))
-        self.ahead.furthest = furthest
-        ahead = self._device.ready_bytes if planned else min(most, self._device.ready_bytes)
-        self.ahead.most_bytes = self.planned_bytes or ahead
-        self.sources.most_bytes = self.planned_bytes or min(most, self._device.backlog_bytes)
-        if limit_bytes is not None:
-            self.ahead.most_bytes = min(self.ahead.most_bytes, limit_bytes)
-            self.sources.most_bytes = min(self.sources.most_bytes, limit_bytes)
-        self.out.ring.nbytes, self.back.ring.nbytes = AT_A_TIME * bound, AT_A_TIME * payload
+        self._under_way, self._limit_bytes = _UnderWay(), limit_bytes
+        expected = dict.fromkeys(ways)
+        for way in expected:
+            self._expect(way)
+        self._set_bounds()
         self.release_dead()
-        for slot in self._slots.difference(slots):
-            self._slots.discard(slot)
-            self.release(slot)
+        for way in self._ways.difference(expected):
+            self.release(way)
+            self._ways.discard(way)  # last: an interrupt leaves it for the next step
 
-    def bind(self, slot: RegionSlot) -> Region | None:
-        """A region for a slot's next tensor; None: there is no memory.
+    def _expect(self, way: LinkWay) -> None:
+        self._ways.add(way)
+        if not way.verbatim:
+            way.agree()
+            if way.last_nbytes and not way.fits:
+                self.release(way)
+                way.reserve()
+        self._under_way.add(way)
 
-        Raises:
-            MemoryError: the host has none, and does not say so otherwise.
-        """
+    def _set_bounds(self) -> None:
+        device, needed = self._device, self._under_way
+        most, ahead = needed.nbytes, self.ahead
+        ready = device.ready_bytes
+        ahead.furthest = needed.furthest
+        ahead.most_bytes = self.planned_bytes or (ready if needed.is_planned else min(most, ready))
+        self.sources.most_bytes = self.planned_bytes or min(most, device.backlog_bytes)
+        if self._limit_bytes is not None:
+            ahead.most_bytes = min(ahead.most_bytes, self._limit_bytes)
+            self.sources.most_bytes = min(self.sources.most_bytes, self._limit_bytes)
+        self.out.ring.nbytes = AT_A_TIME * needed.bound
+        self.back.ring.nbytes = AT_A_TIME * needed.payload
+
+    def bind(self, way: LinkWay) -> Region | None:
+        """A region for a way's next tensor; None: there is no memory."""
         with self._lock:
+            if way not in self._ways:  # the step's beginning did not know it
+                self._expect(way)
+                self._set_bounds()
             self.release_dead()
-            for region in slot.regions:
+            for region in way.regions:
                 if region.owner is no_owner:
                     return region
-            loans: list[Loan] = []
-            for nbytes in slot.reserves:
-                loan = self._host.take(nbytes)
-                if loan is None:
-                    for other in loans:
-                        after: Any = other.after
-                        self._host.give_back(other.buffer, after)
+            region = Region(way, self._streams.new_event)
+            for part, nbytes in zip(region.parts, way.reserves, strict=False):  # or there are none
+                if not self.out.borrow(part, nbytes):
+                    self.out.give_back(region)
                     return None
-                if loan.after is not None:
-                    self._streams.wait(self._streams.d2h, loan.after)
-                loans.append(loan)
-            region = Region(slot, loans, self._streams.new_event)
-            slot.regions.append(region)
-            self._slots.add(slot)
+            way.regions.append(region)
         return region
 
-    def fit(self, slot: RegionSlot, sizes: Sequence[int]) -> None:
-        """Reserve more or less, where the last encodings were larger or much smaller.
-
-        Args:
-            slot: of this link.
-            sizes: bytes of each part's.
-        """
-        reserves = slot.reserves
-        for n, nbytes in enumerate(sizes):
-            # At first there are none.
-            if not reserves or not nbytes <= reserves[n] <= nbytes + nbytes // LOOSE + 2 * ALIGN:
-                self.release(slot)
-                slot.reserve(sizes)
-                return
-
-    def release(self, slot: RegionSlot) -> None:
-        """Give the host memory of a slot back, as soon as its tensors are gone."""
+    def release(self, way: LinkWay) -> None:
+        """Give the host memory of a way back, as soon as its tensors are gone."""
         try:
             with self._lock:
-                regions, slot.regions, slot.region = slot.regions, [], None
+                regions, way.regions, way.region = way.regions, [], None
                 for region in regions:
                     if region.owner is no_owner:
-                        self._give_back(region)
+                        self.out.give_back(region)
         except BaseException:
             self._counters.interrupted = True
             raise
 
+    def settle(self, owner: RegionOwner) -> None:
+        """Wait until nothing is under way to the host for a tensor."""
+        with self._lock:
+            self.out.settle(owner.region)
+            for part in owner.region.parts:
+                part.left.synchronize()
+            self.spill.settle()
+            self.pump()
+
+    def drain(self) -> None:
+        """Wait until nothing is under way for any tensor."""
+        with self._lock:
+            for region in self.alive:
+                self.out.settle(region)
+            self._device.drain()
+            self.spill.settle()
+            self.pump()
+
     def close(self) -> None:
-        """Give back the host memory of all slots, as soon as their tensors are gone."""
+        """Give back the host memory of all ways, as soon as their tensors are gone."""
         self.begin_step(())
         self.trim()
 
@@ -351,6 +376,8 @@ class Link:
         """Look at what the device has done by now."""
         with self._lock:
             self.out.look()
+            self.spill.look()
+            self.meter.look()
             self.sources.let_go(self.sources.most_bytes)
             self.out.close_ring()
 
@@ -363,14 +390,21 @@ class Link:
             self.alive[:] = dict.fromkeys(self.alive)
             for region in self.alive:
                 count_unsized(region)
-                nbytes = region.slot.nbytes
+                nbytes = region.way.nbytes
                 n_held = (region.source is not None) + (region.memory is not None)
                 kept = (part.kept for part in region.parts)
                 region.held_bytes = n_held * nbytes + sum(k.numel() for k in kept if k is not None)
                 region.host_bytes = region.capacity
             self.sources.recount(self.alive)
-            self.ahead.nbytes = sum(r.slot.nbytes for r in self.alive if r.ahead)
+            self.ahead.nbytes = sum(r.way.nbytes for r in self.alive if r.ahead)
             self.pump()
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes of the device's memory that encodings pass through."""
+        rings = (self.out.ring.memory, self.back.ring.memory)
+        pending = (part.pending for region in self.alive for part in region.parts)
+        return sum(memory.numel() for memory in (*rings, *pending) if memory is not None)
 
     @property
     def device_bytes(self) -> int:

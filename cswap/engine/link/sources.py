@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cswap.devices.side_streams import SideStreams
-    from cswap.engine.replay.region import Region
+    from cswap.engine.link.region import Region
     from cswap.stats.counters import Counters
 
 
@@ -44,7 +44,7 @@ class Sources:
     def add(self, region: Region) -> None:
         """A tensor's own memory is about to be read."""
         self._regions.append(region)
-        self.nbytes += region.slot.nbytes
+        self.nbytes += region.way.nbytes
         self.came_bytes = 0
         self.let_go(self.most_bytes)
 
@@ -68,9 +68,9 @@ class Sources:
             if not is_read:
                 self._streams.stall(oldest.stream, oldest.read)
             regions.popleft()
-            self.nbytes -= oldest.slot.nbytes
+            self.nbytes -= oldest.way.nbytes
             if oldest.asked:
-                self.asked_bytes -= oldest.slot.nbytes
+                self.asked_bytes -= oldest.way.nbytes
             read.append(oldest)
         if not read:
             return
@@ -81,7 +81,7 @@ class Sources:
             if (region.wanted or region.stays) and region.owner() is not None:
                 held.append(region)
                 continue
-            region.source, nbytes = None, region.slot.nbytes  # if it was modified, unpack raises
+            region.source, nbytes = None, region.way.nbytes  # if it was modified, unpack raises
             region.held_bytes -= nbytes
             self._counters.moves.append((-nbytes, 0, *NO_TENSOR))
         self._held = held
@@ -89,7 +89,7 @@ class Sources:
     def asks(self, region: Region) -> None:
         """Backward asks for a tensor for the first time."""
         if region in self._regions:
-            self.asked_bytes += region.slot.nbytes
+            self.asked_bytes += region.way.nbytes
 
     def begin_backward(self) -> None:
         """Backward has asked for none yet."""
@@ -100,9 +100,9 @@ class Sources:
         region.stream.wait_event(region.read)
         if region in self._regions:
             self._regions.remove(region)
-            self.nbytes -= region.slot.nbytes
+            self.nbytes -= region.way.nbytes
             if region.asked:
-                self.asked_bytes -= region.slot.nbytes
+                self.asked_bytes -= region.way.nbytes
         elif region in self._held:
             self._held.remove(region)  # it may hold another tensor soon
         region.source = None
@@ -113,5 +113,5 @@ class Sources:
         missed = [r for r in alive if r not in self._regions]
         self._regions.extend(missed)
         self._regions = deque(r for r in self._regions if r.source is not None)
-        self.nbytes = sum(region.slot.nbytes for region in self._regions)
-        self.asked_bytes = sum(r.slot.nbytes for r in self._regions if r.asked)
+        self.nbytes = sum(region.way.nbytes for region in self._regions)
+        self.asked_bytes = sum(r.way.nbytes for r in self._regions if r.asked)

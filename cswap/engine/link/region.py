@@ -1,4 +1,4 @@
-"""`Region`: host memory for the tensors of one slot, one at a time, and the events of their way.
+"""`Region`: a tensor's place on the host, and the events of its way there and back.
 
 Note [a region outlives its owner]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -12,51 +12,38 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
+    from concurrent.futures import Future
 
     import torch
 
-    from cswap.codecs.base import Codec, LateSize
-    from cswap.pool import Loan
+    from cswap.codecs.base import LateSize
+    from cswap.engine.link.link_way import LinkWay
+    from cswap.engine.link.trip import Trip
+    from cswap.stores.disk import DiskFile
 
 UNKNOWN: Final = -1
 """Bytes of an encoding whose size the host has not looked at."""
 
 
-class RegionSlot(Protocol):
-    """The part of a `LinkSlot` that a link asks for."""
-
-    nbytes: int
-    codec: Codec
-    lane: Any
-    verbatim: bool
-    as_it_is: bool
-    round_trip: bool
-    cuts: tuple[tuple[int, int, int], ...]
-    reserves: tuple[int, ...]
-    ahead: int
-    from_start: bool
-    encoded_bytes: int
-    turn: int
-    flat: tuple[int]
-    sizes: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: torch.dtype
-    regions: list[Region]
-    region: Region | None
-
-    def prepare(self) -> None: ...  # noqa: D102 - see `LinkSlot`
-    def reserve(self, sizes: Sequence[int]) -> None: ...  # noqa: D102
-    def region_of(self, step: int) -> Region | None: ...  # noqa: D102
-
-
 class RegionOwner(Protocol):
-    """The part of an `Away` that a link asks for."""
+    """Stands for a tensor that is away.
+
+    Attributes:
+        region: that holds it.
+        nbytes: of the tensor.
+        position: of the tensor among those saved in its step.
+        trip: to be told how it went; None: nobody asks.
+    """
 
     region: Region
     nbytes: int
     position: int
-    lane: Any
+
+    @property
+    def trip(self) -> Trip | None:
+        """See above."""
+        ...
 
 
 class Part:
@@ -68,14 +55,19 @@ class Part:
         start, numel: of the tensor, in elements.
         is_whole: whether there is no other part.
         bound: bytes that its encoding may have.
-        loan: host memory for the encoding.
+        host: memory of the host for the encoding; None: there is none (yet).
         address: of that.
-        reserve: bytes that are copied there, whatever the encoding's size.
+        reserve: bytes that are copied there, whatever the encoding's size; 0: the encoding is
+            copied when its size is known.
         encoded, left, arrived, decoded: events of the way out and back: on the codec stream, on
             the two copies' streams, and on the codec stream again.
         size: of the encoding, if that has to be looked at.
         nbytes: of the encoding; UNKNOWN: nobody has looked.
-        kept: memory of the codec stream instead: the host had none.
+        pending: [bound] memory of the codec stream that holds the encoding until it is copied.
+        kept: [nbytes] memory of the codec stream that holds it for good: the host had none.
+        spills: the host store had no room: it goes on to the disk.
+        file: on the disk; then there is no host memory.
+        writing: that file, while it is being written.
     """
 
     __slots__ = (
@@ -84,17 +76,21 @@ class Part:
         "bound",
         "decoded",
         "encoded",
+        "file",
+        "host",
         "index",
         "is_whole",
         "kept",
         "left",
-        "loan",
         "nbytes",
         "numel",
+        "pending",
         "region",
         "reserve",
         "size",
+        "spills",
         "start",
+        "writing",
     )
 
     def __init__(
@@ -102,34 +98,40 @@ class Part:
         region: Region,
         index: int,
         cut: tuple[int, int, int],
-        loan: Loan,
         new_event: Callable[[], Any],
     ) -> None:
-        """See the attributes. Args: cut: see `LinkSlot`; new_event: makes one of torch's events."""
+        """See the attributes. Args: cut: see `LinkWay`; new_event: makes one of torch's events."""
         self.region, self.index = region, index
         self.start, self.numel, self.bound = cut
-        self.is_whole = not self.start and self.numel == region.slot.flat[0]
-        self.lend(loan, region.slot.reserves[index])
+        self.is_whole = not self.start and self.numel == region.way.flat[0]
+        self.host: torch.Tensor | None = None
+        self.address = self.reserve = self.nbytes = 0
+        self.spills = False
         self.encoded, self.left, self.arrived, self.decoded = (new_event() for _ in range(4))
         self.size: int | LateSize | None = None
-        self.nbytes = 0
+        self.pending: torch.Tensor | None = None
         self.kept: torch.Tensor | None = None
+        self.file: DiskFile | None = None
+        self.writing: Future[DiskFile | None] | None = None
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """This part of the elements x [n]."""
-        return x[self.start : self.start + self.numel]
+        return x if self.is_whole else x[self.start : self.start + self.numel]
 
-    def lend(self, loan: Loan, reserve: int) -> None:
-        """Host memory for the encoding, of which so many bytes are copied."""
-        self.reserve = min(reserve, loan.buffer.numel())
-        self.loan, self.address = loan, int(loan.buffer.data_ptr())
+    def lend(self, host: torch.Tensor | None, reserve: int) -> bool:
+        """Take host memory for the encoding, of which so many bytes are copied; whether it is."""
+        if host is None:
+            return False
+        self.reserve = min(reserve, host.numel())
+        self.host, self.address = host, int(host.data_ptr())
+        return True
 
 
 class Region:
     """See the top. Used under the link's lock.
 
     Attributes:
-        slot: whose tensors it holds.
+        way: of its tensors.
         parts: of the tensor, in order.
         saved, issued: events of the user's stream: the tensor holds its values, and there is
             memory for it to come back into.
@@ -143,14 +145,15 @@ class Region:
         stream: on which it was saved.
         wanted: it will be asked for soon: its own memory is not let go.
         stays: its encoding cannot be used: the same.
+        once: its host memory is of one tensor alone, and not used again.
         was_read: whether the host memory was read, by this tensor or one before.
         asked: whether the backward that runs has asked for it.
         memory: that it comes back into, until it is given away.
         home: stream that this memory belongs to.
         ahead: it is ready, or under way, before it is asked for.
         n_unsized: parts whose size is not known.
-        capacity: bytes of the host memory.
-        held_bytes, host_bytes: of the device's and of the host's memory, as counted.
+        capacity: bytes of the host store's memory.
+        held_bytes, host_bytes: of the device's and of the host store's memory, as counted.
     """
 
     __slots__ = (
@@ -164,46 +167,46 @@ class Region:
         "issued",
         "memory",
         "n_unsized",
+        "once",
         "owner",
         "parts",
         "read",
         "ready",
         "saved",
-        "slot",
         "source",
         "stays",
         "step",
         "stream",
         "wanted",
         "was_read",
+        "way",
     )
 
     stream: Any
     home: Any
 
-    def __init__(self, slot: RegionSlot, loans: list[Loan], new_event: Callable[[], Any]) -> None:
-        """See the attributes. Args: loans: of each part; new_event: makes one of torch's events."""
-        self.slot = slot
+    def __init__(self, way: LinkWay, new_event: Callable[[], Any]) -> None:
+        """Without host memory. Args: way: see above; new_event: makes one of torch's events."""
+        self.way = way
         self.saved, self.issued = new_event(), new_event()
         self.parts: tuple[Part, ...] = tuple(
-            Part(self, i, cut, loan, new_event)
-            for i, (cut, loan) in enumerate(zip(slot.cuts, loans, strict=True))
+            Part(self, i, cut, new_event) for i, cut in enumerate(way.cuts)
         )
         last = self.parts[-1]
-        self.read = last.left if slot.verbatim else last.encoded
-        self.ready = last.arrived if slot.verbatim else last.decoded
+        self.read = last.left if way.verbatim else last.encoded
+        self.ready = last.arrived if way.verbatim else last.decoded
         self.owner: Callable[[], RegionOwner | None] = no_owner
         self.step, self.address = -1, 0
         self.source: torch.Tensor | None = None
         self.memory: torch.Tensor | None = None
+        self.once = not way.reserves
         self.wanted = self.stays = self.was_read = self.asked = self.ahead = False
-        self.held_bytes = self.host_bytes = self.n_unsized = 0
-        self.capacity = sum(loan.buffer.numel() for loan in loans)
+        self.capacity = self.held_bytes = self.host_bytes = self.n_unsized = 0
 
     @property
     def serves(self) -> bool:
         """Whether the tensor's own memory, while it is held, has the values to be given back."""
-        return self.stays or not self.slot.round_trip
+        return self.stays or not self.way.round_trip
 
 
 def no_owner() -> None:

@@ -1,0 +1,40 @@
+"""`Stored`: an encoding of a tensor with a handle, where host memory is the device's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from cswap.codecs.base import Codec
+    from cswap.stores.disk import DiskFile
+
+INDICES: Final = frozenset({torch.int16, torch.int32, torch.int64})
+"""An operator that is given a wrong index reads memory that is not its own, without a check."""
+
+Checked = Literal["", "source", "payload"]
+
+
+class Stored:
+    """Written under the executor's lock.
+
+    Attributes:
+        codec: that encoded it.
+        host: the store's buffer; ``nbytes`` of it are in use. None: it is in a file, or not made.
+        file: on disk instead.
+        nbytes: encoded bytes.
+        checksum: CRC-32 of the bytes that ``checked`` names.
+        checked: which bytes are compared on the way back; "" for none.
+        encode_s: seconds that the encode took.
+    """
+
+    __slots__ = ("checked", "checksum", "codec", "encode_s", "file", "host", "nbytes")
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec = codec
+        self.host: torch.Tensor | None = None
+        self.file: DiskFile | None = None
+        self.nbytes = self.checksum = 0
+        self.checked: Checked = ""
+        self.encode_s = 0.0
