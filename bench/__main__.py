@@ -24,8 +24,6 @@ COMMANDS = {
     "codecs": "bench.codecs.command",
     "workloads": "bench.frameworks.command",
     "inlined": "bench.inlined.command",
-    "sparsity": "bench.sparsity.command",
-    "papers": "bench.papers.command",
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
     "schedule": "bench.accuracy.schedule",
@@ -43,9 +41,7 @@ class BenchGroup(LazyGroup):
     modules = COMMANDS
     after_ctrl_c: ClassVar = {
         **experiments.AFTER_CTRL_C,
-        **dict.fromkeys(
-            ("swap", "fit", "workloads", "schedule", "sparsity", "papers", "twin"), GO_ON
-        ),
+        **dict.fromkeys(("swap", "fit", "workloads", "schedule", "twin"), GO_ON),
         "gpu": "the same command goes on from here",
     }
     """Other commands keep nothing, except demo, which prints its own message."""

@@ -22,7 +22,6 @@ from bench.pages.committed import load as _load
 from bench.pages.committed import where as _where
 from bench.pages.folding import folded
 from bench.pages.versions import versions_table
-from bench.papers.report import HEADINGS, networks, summary
 from cswap.experiments.files.environment import ROOT
 from cswap.schema.reading import read_object
 
@@ -38,7 +37,6 @@ PAGES: Final = (
             "benchmarks",
             "advisor",
             "lossy",
-            "planning",
             "fit",
             "compile",
             *("gpu-first-run", "versions", "twin"),
@@ -51,7 +49,6 @@ PICTURES: Final = {
     RESULTS / "fit.png": ROOT / "docs" / "fit-cpu.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
     RESULTS.parent / "twin" / "h200-pcie5.png": ROOT / "docs" / "twin-h200.png",
-    RESULTS / "papers.png": ROOT / "docs" / "papers.png",
     RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
     **{
         RESULTS / f"codecs-{n}.png": ROOT / "docs" / f"codecs-{n}.png"
@@ -87,21 +84,6 @@ def schedule_table() -> str:
     )
 
 
-def papers_table() -> str:
-    """The papers' figures beside ours."""
-    data = _load("papers.json")
-    return _markdown(HEADINGS, summary(data)) + "\n\n" + _where(data, "papers.json")
-
-
-def paper_networks_table() -> str:
-    """CSwap+ network by network."""
-    data = _load("papers.json")
-    headings = ["network", "data, GPU", "vDNN published", "vDNN ours", "CSwap+ / vDNN published"]
-    headings += ["ours", "SC / vDNN, ours", "instant codec published", "ours"]
-    headings += ["ours if copies queue", "swap latency, less by"]
-    return _markdown(headings, networks(data)) + "\n\n" + _where(data, "papers.json")
-
-
 def results_table() -> str:
     """Every committed result file with the command that made it."""
     rows = []
@@ -127,8 +109,6 @@ TABLES: Final = {
     "kernels": kernels_table,
     "kernel file": build_table,
     "kernel targets": targets_table,
-    "papers": papers_table,
-    "paper networks": paper_networks_table,
     "results": results_table,
     "versions": versions_table,
     "advisor": decision_tables.advisor_table,

@@ -360,7 +360,7 @@ def test_a_negative_seed_is_refused(refused):
         (*TO_PLAN, "none", "--out"),
         ("report", EXAMPLES / "timeline.json", "--out"),
         ("calibrate", "--plot"),
-        *(("bench", name, "--out") for name in ("swap", "papers", "sparsity", "advisor", "codecs")),
+        *(("bench", name, "--out") for name in ("swap", "fit", "advisor", "codecs")),
     ],
     ids=lambda words: f"{words[0]} {words[1]}" if words[0] == "bench" else words[0],
 )

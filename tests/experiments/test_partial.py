@@ -80,8 +80,7 @@ def test_a_stored_document_must_have_the_fields_asked_for(tmp_path):
         ("accuracy", "--models"),
         ("accuracy", "--policies"),
         ("codecs", "--families"),
-        ("papers", "--systems"),
-        ("sparsity", "--models"),
+        ("fit", "--models"),
         ("swap", "--methods"),
     ],
 )

@@ -7,7 +7,7 @@ A tensor goes through ZVC if ZVC shortens its swap. A tensor is dense if it has 
 paper's time models were fitted for. A dense tensor goes through ZFP at a fixed rate P if the trace
 has ratios for it (`tensor_values.with_fixed_rates`); the plan then loses precision. The whole
 network has one P. Algorithm 1 gives Top and Bottom from the dense tensors, and P slides down from
-epoch to epoch. `solve` plans the first epoch, with P = Top. `solve_epoch` plans any epoch.
+epoch to epoch. A plan is of the first epoch, with P = Top.
 
 There are two differences from the paper. The rule counts encodings without bitmaps, as in the
 paper, but the simulator counts the bitmaps. The paper never hides encodes; the simulator may.
@@ -34,11 +34,6 @@ if TYPE_CHECKING:
 
 def solve(problem: Problem) -> Plan:
     """Swap vDNN's tensors, compressed where the rule selects a codec."""
-    return solve_epoch(problem, 0, 1)
-
-
-def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
-    """The plan of one epoch of several: ZFP's rate slides down from one to the next."""
     simulator = problem.simulator
     moved = feature_inputs(problem.trace)
     action = np.where(moved, SWAP, 0).astype(np.int8)
@@ -50,7 +45,7 @@ def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
             encoded = sparse_bytes(way.nbytes, zeros_of(simulator, position))
             if _pays(simulator, position, way, zvc, encoded):
                 codec[position] = zvc
-    rate = rate_of(simulator, ways, epoch, epochs)
+    rate = rate_of(simulator, ways)
     if rate is not None:
         for position in dense_positions(simulator, ways):
             zfp = simulator.codecs.index(rate)

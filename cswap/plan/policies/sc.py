@@ -1,9 +1,8 @@
 """``sc``: static compression. All tensors that vDNN moves go through ZVC, regardless of the cost.
 
 This is CSwap+'s baseline "SC", an emulation of cDMA (Rhu et al., HPCA 2018) on the device. If the
-trace allows ZFP (`cswap.plan.policies.cswap_plus`), dense tensors go through ZFP at the rate that
-``cswap+`` has in that epoch. This is our reading of SC for dense networks; the paper does not
-describe it.
+trace allows ZFP (`cswap.plan.policies.cswap_plus`), dense tensors go through ZFP at the rate of
+``cswap+``. This is our reading of SC for dense networks; the paper does not describe it.
 """
 
 from __future__ import annotations
@@ -24,11 +23,6 @@ if TYPE_CHECKING:
 
 def solve(problem: Problem) -> Plan:
     """Swap vDNN's tensors, all compressed; raw if the machine has no rate for ZVC."""
-    return solve_epoch(problem, 0, 1)
-
-
-def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
-    """The plan of one epoch of several; only ZFP's rate depends on it."""
     simulator = problem.simulator
     moved = feature_inputs(problem.trace)
     action = np.where(moved, SWAP, 0).astype(np.int8)
@@ -36,14 +30,7 @@ def solve_epoch(problem: Problem, epoch: int, epochs: int) -> Plan:
     if "zvc" in simulator.codecs:
         codec[moved] = simulator.codecs.index("zvc")
     ways = swaps(simulator, moved)
-    chosen = rate_of(simulator, ways, epoch, epochs)
+    chosen = rate_of(simulator, ways)
     if chosen is not None:
         codec[dense_positions(simulator, ways)] = simulator.codecs.index(chosen)
     return simulator.to_plan(action, codec, prefetch_points(simulator, moved), "sc")
-
-
-def rate(problem: Problem, epoch: int, epochs: int) -> str | None:
-    """The ZFP codec of an epoch, such as ``zfp:12``; None: no tensor is compressed lossily."""
-    simulator = problem.simulator
-    moved = feature_inputs(problem.trace)
-    return rate_of(simulator, swaps(simulator, moved), epoch, epochs)

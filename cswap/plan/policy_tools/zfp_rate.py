@@ -14,7 +14,6 @@ from cswap.advisor.cswap_plus import (
     SPARSITIES,
     Dense,
     bits_per_value,
-    sliding_down,
     top_bottom,
 )
 from cswap.plan.tensor_values import FIXED_RATE_FAMILY
@@ -42,8 +41,8 @@ def dense_positions(simulator: Simulator, ways: dict[int, Swap]) -> list[int]:
     ]
 
 
-def rate_of(simulator: Simulator, ways: dict[int, Swap], epoch: int, epochs: int) -> str | None:
-    """The ZFP codec with the epoch's rate P, such as ``zfp:12``; None: no lossy compression."""
+def rate_of(simulator: Simulator, ways: dict[int, Swap]) -> str | None:
+    """The ZFP codec with the first epoch's rate P, such as ``zfp:12``; None: none is lossy."""
     dense = dense_positions(simulator, ways)
     if not dense:
         return None
@@ -62,7 +61,7 @@ def rate_of(simulator: Simulator, ways: dict[int, Swap], epoch: int, epochs: int
     found = top_bottom(tensors, MAX)
     if found is None:
         return None
-    wanted = bits_per_value(sliding_down(*found, epoch, epochs))
+    wanted = bits_per_value(found[0])
     known = sorted(int(name.partition(":")[2]) for name in _rates(simulator))
     milder = [rate for rate in known if rate >= wanted]
     return f"{FIXED_RATE_FAMILY}:{milder[0] if milder else known[-1]}"

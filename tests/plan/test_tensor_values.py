@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
-from bench.__main__ import app
-from bench.sparsity import stored, training
-from bench.sparsity.command import summary
 from cswap.errors import TraceError
 from cswap.plan.estimate import estimate
 from cswap.plan.measure import measure
@@ -134,41 +129,3 @@ def test_fixed_rates_are_those_of_float32_only():
         rates = {c: r for c, r in tensor.ratios.items() if c.startswith("zfp:")}
         assert rates.get("zfp:16") == (2.0 if tensor.dtype == "float32" else None)
         assert "zfp:2" not in rates
-
-
-@pytest.mark.parametrize("activation", ["relu", "leaky"])
-def test_the_committed_runs_cover_every_network(activation):
-    for model in training.RUNS:
-        if model == "gpt2":
-            assert stored.has_run("gpt2", "own")
-            continue
-        assert stored.n_checkpoints(model, activation) == training.CHECKPOINTS
-        run = stored._run(model, activation, stored.FILE)
-        assert run["steps"] == training.RUNS[model].steps
-        zeros, ratio = summary(run, -1)
-        assert (zeros > 0.1) == (activation == "relu")
-        assert (ratio > 1.1) == (activation == "relu")
-
-
-@pytest.mark.slow
-def test_the_command_resumes_and_refuses_nonsense(tmp_path, monkeypatch):
-    tiny = dataclasses.replace(training.RUNS["plain20"], steps=3, batch=2)
-    monkeypatch.setattr("bench.sparsity.command.RUNS", {"plain20": tiny})
-    monkeypatch.setattr("bench.sparsity.training.CODECS", ("zvc",))
-    out, run = tmp_path / "sparsity.json", CliRunner().invoke
-    command = ["sparsity", "--quick", "--models", "plain20", "--out", str(out)]
-    assert run(app, command).exit_code == 0
-    first = json.loads(out.read_text())
-    assert list(first["runs"]) == ["plain20 relu", "plain20 leaky"]
-    assert first["runs"]["plain20 relu"]["at_steps"] == [0, 1, 2, 3]
-    assert first["environment"]["versions"]["torch"]
-    assert run(app, command).exit_code == 0
-    assert json.loads(out.read_text()) == first  # nothing was trained again
-    wrong = run(app, ["sparsity", "--models", "resnet51", "--out", str(out)])
-    assert wrong.exit_code == 2
-    assert "resnet51" in wrong.output
-
-
-def test_a_model_that_was_not_measured_is_named():
-    with pytest.raises(TraceError, match="not measured"):
-        stored.as_measured(estimated(), "lenet")

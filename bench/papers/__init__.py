@@ -1,1 +1,0 @@
-"""`python -m bench papers`: the papers' figures beside ours, simulated, and why they differ."""

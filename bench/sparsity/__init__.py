@@ -1,1 +1,0 @@
-"""`python -m bench sparsity`: tensor values of real training, for traces without values."""
