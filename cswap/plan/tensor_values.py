@@ -23,24 +23,17 @@ the same shape in both traces.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from cswap.errors import TraceError
 from cswap.plan.simulator.lifetimes import lifetimes
-from cswap.schema.checks import Checks
 from cswap.schema.tensor import DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from cswap.schema.trace import Trace, TraceTensor
-
-_CHECK: Final = Checks(TraceError)
-
-FIXED_RATE_FAMILY: Final = "zfp"
-FIXED_RATE_MAX: Final = 32
-"""Largest rate in bits per value: the bits of a float32. Codecs `zfp:P` have P < 32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,27 +58,6 @@ class Values:
     def module(self) -> str:
         """Path of the module that produced the tensor."""
         return self.name.rpartition(".")[0]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return asdict(self)
-
-    @staticmethod
-    def parse(value: Any) -> Values:
-        """Values from a dict.
-
-        Raises:
-            TraceError: a field is unknown, missing or wrong.
-        """
-        found = _CHECK.record("values", value, Values)
-        for name in ("name", "signature"):
-            _CHECK.text(f"values.{name}", found[name])
-        shape = _CHECK.items("values.sample_shape", found.get("sample_shape", ()))
-        for place, extent in enumerate(shape):
-            _CHECK.count(f"values.sample_shape[{place}]", extent)
-        for name in ("profile", "ratios"):
-            _CHECK.numbers(f"values.{name}", found.get(name, {}))
-        return Values(**{**found, "sample_shape": shape})
 
 
 def values_of(trace: Trace) -> tuple[Values, ...]:
@@ -133,24 +105,6 @@ def with_values(
     for index, own, partner in zip(_saved(trace), mine, partners, strict=True):
         if partner is not None:
             tensors[index] = _filled(tensors[index], own, partner, codecs)
-    return replace(trace, tensors=tuple(tensors))
-
-
-def with_fixed_rates(trace: Trace, least: int = 3) -> Trace:
-    """The trace with the ratios of fixed-rate zfp, 32 / P, for its saved float32 tensors.
-
-    No measurement is needed, because the rate fixes the size. A plan may then lose precision.
-
-    Args:
-        trace: any trace.
-        least: smallest P that may be chosen, in bits per value. Below 3 the exponents of zfp's
-            blocks of 4 values alone would need more bits.
-    """
-    rates = {f"{FIXED_RATE_FAMILY}:{p}": FIXED_RATE_MAX / p for p in range(least, FIXED_RATE_MAX)}
-    tensors = list(trace.tensors)
-    for index in _saved(trace):
-        if tensors[index].dtype == "float32":
-            tensors[index] = replace(tensors[index], ratios={**tensors[index].ratios, **rates})
     return replace(trace, tensors=tuple(tensors))
 
 

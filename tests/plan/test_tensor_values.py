@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 import torch
 from torch import nn
@@ -12,7 +10,7 @@ from cswap.errors import TraceError
 from cswap.plan.estimate import estimate
 from cswap.plan.measure import measure
 from cswap.plan.planner import plan
-from cswap.plan.tensor_values import Values, values_of, with_fixed_rates, with_values
+from cswap.plan.tensor_values import Values, values_of, with_values
 
 MACHINE = "v100-pcie3-cswap"
 
@@ -101,16 +99,6 @@ def test_another_models_values_are_refused():
         with_values(estimated(), [Values("x", "float32 attention >")])
 
 
-def test_values_survive_json_and_name_what_is_wrong():
-    known = values_of(measured())
-    again = tuple(Values.parse(json.loads(json.dumps(v.to_dict()))) for v in known)
-    assert again == known
-    with pytest.raises(TraceError, match=r"values\.speed: no such field"):
-        Values.parse({"name": "x", "signature": "y", "speed": 1})
-    with pytest.raises(TraceError, match=r"values\.signature: is missing"):
-        Values.parse({"name": "x"})
-
-
 def test_codec_policies_compress_only_what_has_values():
     large = estimated()
     filled = with_values(large, values_of(measured()), codecs=("zvc",))
@@ -121,11 +109,3 @@ def test_codec_policies_compress_only_what_has_values():
     assert made[0].predicted["link_bytes"] == 2 * sum(t.nbytes for t in moved)
     encoded = [-(-t.nbytes // t.ratios["zvc"]) for t in moved]
     assert made[1].predicted["link_bytes"] == pytest.approx(2 * sum(encoded), abs=2 * len(moved))
-
-
-def test_fixed_rates_are_those_of_float32_only():
-    trace = with_fixed_rates(estimated())
-    for tensor in saved(trace):
-        rates = {c: r for c, r in tensor.ratios.items() if c.startswith("zfp:")}
-        assert rates.get("zfp:16") == (2.0 if tensor.dtype == "float32" else None)
-        assert "zfp:2" not in rates

@@ -1,8 +1,6 @@
 """``sc``: static compression. All tensors that vDNN moves go through ZVC, regardless of the cost.
 
-This is CSwap+'s baseline "SC", an emulation of cDMA (Rhu et al., HPCA 2018) on the device. If the
-trace allows ZFP (`cswap.plan.policies.cswap_plus`), dense tensors go through ZFP at the rate of
-``cswap+``. This is our reading of SC for dense networks; the paper does not describe it.
+This is CSwap+'s baseline "SC", an emulation of cDMA (Rhu et al., HPCA 2018) on the device.
 """
 
 from __future__ import annotations
@@ -11,9 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.policy_tools.layerwise import swaps
 from cswap.plan.policy_tools.vdnn import feature_inputs, prefetch_points
-from cswap.plan.policy_tools.zfp_rate import dense_positions, rate_of
 from cswap.plan.simulate import SWAP
 
 if TYPE_CHECKING:
@@ -29,8 +25,4 @@ def solve(problem: Problem) -> Plan:
     codec = np.zeros_like(action)
     if "zvc" in simulator.codecs:
         codec[moved] = simulator.codecs.index("zvc")
-    ways = swaps(simulator, moved)
-    chosen = rate_of(simulator, ways)
-    if chosen is not None:
-        codec[dense_positions(simulator, ways)] = simulator.codecs.index(chosen)
     return simulator.to_plan(action, codec, prefetch_points(simulator, moved), "sc")
