@@ -1,4 +1,4 @@
-"""Networks of the zoo that training is measured on, with blocks that can be checkpointed."""
+"""The networks that training on a GPU is measured on, with blocks that can be checkpointed."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Final
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from bench.workloads.zoo import classics, residual
-from bench.workloads.zoo import gpt2 as zoo_gpt2
+from bench.workloads import networks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from contextlib import AbstractContextManager
 
-CONTEXT: Final = zoo_gpt2.CONTEXT
-VOCABULARY: Final = zoo_gpt2.VOCABULARY
+CONTEXT: Final = networks.CONTEXT
+VOCABULARY: Final = networks.VOCABULARY
 DROPOUT: Final = 0.1
 
 GPT2_SMALL: Final = (12, 768, 12)
@@ -51,8 +50,8 @@ class BlockModel(nn.Module):
         return out
 
 
-class ZooModel(BlockModel):
-    """A network of the zoo.
+class Blocked(BlockModel):
+    """A network whose layers of a type are its blocks.
 
     Args:
         net: the network.
@@ -82,11 +81,11 @@ class _Block(nn.Module):
         return self._run(self.block, x)
 
 
-def vgg16() -> ZooModel:
+def vgg16() -> Blocked:
     """VGG-16; a block is a stage of convolutions with the pooling at its end."""
-    net = classics.vgg16()
+    net = networks.Vgg16()
     net.features = nn.Sequential(*_stages(net.features))
-    return ZooModel(net, net.features, nn.Sequential)
+    return Blocked(net, net.features, nn.Sequential)
 
 
 def _stages(layers: nn.Sequential) -> Iterator[nn.Sequential]:
@@ -98,18 +97,18 @@ def _stages(layers: nn.Sequential) -> Iterator[nn.Sequential]:
             stage = []
 
 
-def resnet50() -> ZooModel:
+def resnet50() -> Blocked:
     """ResNet-50; a block is a bottleneck."""
-    net = residual.resnet50()
-    return ZooModel(net, net.features, residual.Bottleneck)
+    net = networks.ResNet50()
+    return Blocked(net, net.features, networks.Bottleneck)
 
 
-def gpt2(n_layers: int, width: int, n_heads: int) -> ZooModel:
+def gpt2(n_layers: int, width: int, n_heads: int) -> Blocked:
     """GPT-2 with the initial embeddings of its paper's code; a block is a transformer block."""
-    net = zoo_gpt2.Gpt2(n_layers, width, n_heads, DROPOUT)
+    net = networks.Gpt2(n_layers, width, n_heads, DROPOUT)
     nn.init.normal_(net.token.weight, std=0.02)
     nn.init.normal_(net.position.weight, std=0.01)
-    return ZooModel(net, net.blocks, zoo_gpt2.Block)
+    return Blocked(net, net.blocks, networks.GptBlock)
 
 
 def count_parameters(model: nn.Module) -> int:

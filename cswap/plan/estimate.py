@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from cswap.plan.hardware import Hardware
-    from cswap.plan.tracing.operators import Workspace
     from cswap.plan.tracing.recorder import RecordedOperator
     from cswap.schema.trace import Trace
 
@@ -64,8 +63,6 @@ class EstimateOptions:
         device: ``cuda`` or ``cpu``; sets the operators and the defaults.
         min_bytes: bytes of the smallest saved tensor that gets a position. It must equal the
             setting of the engine that runs the plan; default: the engine's default for the device.
-        workspace: model of the memory that convolutions hold while they run: ``none`` or ``fft``,
-            see `cswap.plan.tracing.operators.workspace_of`.
         swap_loss: whether tensors that the loss function saves get positions, too. They do under
             ``cswap.install()``, and they do not under ``cswap.install(model)``.
         launch_s: seconds added to every operator.
@@ -75,7 +72,6 @@ class EstimateOptions:
     optimizer: str = "sgd"
     device: str = "cuda"
     min_bytes: int | None = None
-    workspace: Workspace = "none"
     swap_loss: bool = False
     launch_s: float = LAUNCH_S
     name: str = ""
@@ -95,7 +91,6 @@ class EstimateOptions:
         for name, values in (
             ("optimizer", (*OPTIMIZERS,)),
             ("device", (*MIN_BYTES,)),
-            ("workspace", ("none", "fft")),
         ):
             if getattr(parsed, name) not in values:
                 value = getattr(parsed, name)
@@ -157,7 +152,7 @@ def _record(
 ) -> Recorder:
     minimum = MIN_BYTES[chosen.device] if chosen.min_bytes is None else chosen.min_bytes
     owned = [*model.buffers(), *model.parameters()]
-    recorder = Recorder(owned, min_bytes=minimum, workspace=chosen.workspace)
+    recorder = Recorder(owned, min_bytes=minimum)
     try:
         with _OperatorsOf(chosen.device):
             run_step(recorder, model, inputs, loss, targets, swap_loss=chosen.swap_loss)

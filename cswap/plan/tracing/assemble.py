@@ -124,7 +124,6 @@ def _operator(operator: RecordedOperator, duration_s: float, indices: _Indices) 
         duration_s=duration_s,
         inputs=inputs,
         outputs=indices.produced(operator.produces),
-        workspace_bytes=operator.workspace_bytes,
         module=operator.module,
         flops=operator.flops,
         bytes_moved=operator.bytes_moved,

@@ -1,11 +1,10 @@
-"""The cost of one operator, derived from its arguments: kind, FLOPs, bytes moved, workspace."""
+"""The cost of one operator, derived from its arguments: kind, FLOPs, bytes moved."""
 
 from __future__ import annotations
 
-import math
 import re
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch.utils import _pytree as pytree
@@ -15,8 +14,6 @@ from cswap.schema.tensor import dtype_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-Workspace = Literal["none", "fft"]
 
 _KINDS: Final = tuple(
     (kind, re.compile(pattern))
@@ -39,8 +36,6 @@ _GATHERS: Final = frozenset({"embedding", "nll_loss_forward", "index_select", "g
 
 _OVERWRITES: Final = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_"})
 """Operators that write their first argument without reading it."""
-
-FFT_TILE: Final = 32
 
 
 @cache
@@ -115,36 +110,3 @@ def bytes_moved(
 def _extent(tensor: torch.Tensor) -> int:
     # The elements of an expanded tensor may need more bytes than its storage has.
     return min(tensor.nbytes, tensor.untyped_storage().nbytes())
-
-
-def workspace_of(func: torch._ops.OpOverload, args: Sequence[Any], rule: Workspace) -> int:
-    """Bytes of device memory that a convolution's algorithm holds while it runs.
-
-    Args:
-        func: the operator; the result is 0 for all operators but convolutions.
-        args: arguments of the operator.
-        rule: ``none``: implicit GEMM, vDNN's memory-optimal algorithm, which holds no workspace.
-            ``fft``: our estimate for the fastest algorithm at that time, cuDNN's FFT with tiles of
-            32 x 32 pixels. It holds the spectra of the input, the filters and the output, each with
-            32 x 17 complex numbers per tile. It needs two dimensions, stride 1, no dilation, one
-            group and kernels of 2 to 32 pixels. The output must also fill a tile; otherwise the
-            filters' spectra would be larger than the images'. In all other cases the result is 0.
-    """
-    backward = func._opname == "convolution_backward"  # noqa: SLF001
-    if rule == "none" or not (backward or func._opname == "convolution"):  # noqa: SLF001
-        return 0
-    x, weight = (args[1], args[2]) if backward else (args[0], args[1])
-    stride, padding, dilation = args[4:7] if backward else args[3:6]
-    groups = args[9] if backward else args[8]
-    kernel = tuple(weight.shape[2:])
-    fits = len(kernel) == 2 and groups == 1 and {*stride, *dilation} == {1}
-    if not (fits and 1 < max(kernel) <= FFT_TILE):
-        return 0
-    valid = [FFT_TILE - k + 1 for k in kernel]  # pixels of a tile that no neighbour shares
-    extents = [n + 2 * p - k + 1 for n, p, k in zip(x.shape[2:], padding, kernel, strict=True)]
-    if any(n < v for n, v in zip(extents, valid, strict=True)):
-        return 0
-    n_tiles = math.prod(-(-n // v) for n, v in zip(extents, valid, strict=True))
-    c_out, c_in = weight.shape[:2]
-    n_spectra = x.shape[0] * n_tiles * (c_in + c_out) + c_in * c_out
-    return int(n_spectra * FFT_TILE * (FFT_TILE // 2 + 1) * 2 * 4)

@@ -75,7 +75,6 @@ class RecordedOperator:
         writes: parts of storages that it changes in place, of those that it reads.
         flops: floating-point operations.
         bytes_moved: bytes read and written.
-        workspace_bytes: device memory that it holds while it runs.
         mark: the timer's mark.
     """
 
@@ -88,7 +87,6 @@ class RecordedOperator:
     produces: list[int]
     flops: float = 0.0
     bytes_moved: float = 0.0
-    workspace_bytes: int = 0
     mark: Any = None
     writes: list[Use] = field(default_factory=list)
 
@@ -114,7 +112,6 @@ class Recorder(TorchDispatchMode):
         owned: Iterable[torch.Tensor],
         *,
         min_bytes: int,
-        workspace: operators.Workspace = "none",
         timer: Timer | None = None,
         sampler: Sampler | None = None,
     ) -> None:
@@ -125,7 +122,6 @@ class Recorder(TorchDispatchMode):
         self.storages: dict[int, RecordedStorage] = {}
         self._owned = {_key(t): StorageWeakRef(t.untyped_storage()) for t in owned}  # type: ignore[no-untyped-call]
         self._positions = Positions(min_bytes)
-        self._workspace: operators.Workspace = workspace
         self._timer = timer
         self._sampler = sampler
         self._modules: list[str] = [""]
@@ -247,7 +243,6 @@ class Recorder(TorchDispatchMode):
             produces=[],
             flops=operators.flops_of(func, args, kwargs, out),
             bytes_moved=operators.bytes_moved(func, read, mutated, list(fresh.values())),
-            workspace_bytes=operators.workspace_of(func, args, self._workspace),
             mark=mark,
             writes=self._uses([t for t in mutated if _key(t) not in born]),
         )

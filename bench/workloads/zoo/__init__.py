@@ -1,1 +1,0 @@
-"""The published models as plain `torch.nn` modules; `catalogue` lists them all."""
