@@ -15,9 +15,10 @@ from bench.twin.methods import CHECKPOINT, PLAIN, PLANNED
 from bench.twin.profiles import PROFILES, Host
 from bench.twin.runs import call, rows
 from bench.twin.tracing import CODECS
+from cswap.codecs.traits import CodecRate
 from cswap.errors import BudgetError
 from cswap.plan import planner
-from cswap.plan.hardware import LEAST_SHARE, CodecRate, Hardware
+from cswap.plan.hardware import LEAST_SHARE, Hardware
 from cswap.plan.simulate import simulate
 from cswap.plan.simulator.simulator import predictions
 from cswap.schema.trace import Trace

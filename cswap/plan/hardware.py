@@ -12,6 +12,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Final
 
+from cswap.codecs.traits import CodecRate
 from cswap.display import MOST_SHOWN, shown
 from cswap.errors import HardwareError
 from cswap.schema.checks import LEAST_RATE, MOST_MEMORY, MOST_RATE, Checks
@@ -39,21 +40,6 @@ class Flops:
 
     peak: float
     achievable: float
-
-
-@dataclass(frozen=True, slots=True)
-class CodecRate:
-    """Speed of one codec on a device that runs nothing else.
-
-    Attributes:
-        encode_bytes_per_s: raw bytes encoded per second.
-        decode_bytes_per_s: raw bytes decoded per second.
-        overhead_s: seconds added to every encode and to every decode for kernel launches.
-    """
-
-    encode_bytes_per_s: float
-    decode_bytes_per_s: float
-    overhead_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +95,7 @@ class Hardware:
             _rate(f"{where}.flops[{shown(dtype)}].peak", flops.peak)
             _rate(f"{where}.flops[{shown(dtype)}].achievable", flops.achievable)
         for codec, rate in self.codecs.items():
-            place = f"{where}.codecs[{shown(codec)}]"
-            _rate(f"{place}.encode_bytes_per_s", rate.encode_bytes_per_s)
-            _rate(f"{place}.decode_bytes_per_s", rate.decode_bytes_per_s)
-            _CHECK.seconds(f"{place}.overhead_s", rate.overhead_s)
+            _codec_rate(f"{where}.codecs[{shown(codec)}]", asdict(rate))
         for name, source in self.sources.items():
             _CHECK.text(f"{where}.sources[{shown(name)}]", source)
 
@@ -161,10 +144,9 @@ def load_hardware(value: Any) -> Hardware:
             f"hardware.version={shown(version)}: unknown; this cswap reads {VERSION}."
         )
     data = _CHECK.record("hardware", data, Hardware)
-    for name, kind in (("flops", Flops), ("codecs", CodecRate)):
+    for name, read in (("flops", _flops), ("codecs", _codec_rate)):
         rows = _CHECK.mapping(f"hardware.{name}", data.get(name, {}), "objects")
-        places = {key: f"hardware.{name}[{shown(key)}]" for key in rows}
-        data[name] = {k: kind(**_CHECK.record(places[k], v, kind)) for k, v in rows.items()}
+        data[name] = {k: read(f"hardware.{name}[{shown(k)}]", v) for k, v in rows.items()}
     data["sources"] = _CHECK.mapping("hardware.sources", data.get("sources", {}), "text")
     return Hardware(**data)
 
@@ -195,6 +177,19 @@ def _similar(text: str, known: list[str]) -> list[str]:
     plain = re.sub(r"[^a-z0-9]", "", text[:MOST_SHOWN].lower().removeprefix("nvidia"))
     begun = [name for name in known if plain and name.replace("-", "").startswith(plain)]
     return begun or get_close_matches(text[:MOST_SHOWN].lower(), known, n=1)
+
+
+def _flops(where: str, value: Any) -> Flops:
+    return Flops(**_CHECK.record(where, value, Flops))
+
+
+def _codec_rate(where: str, value: Any) -> CodecRate:
+    found = _CHECK.record(where, value, CodecRate)
+    for name in ("encode_bytes_per_s", "decode_bytes_per_s"):
+        _rate(f"{where}.{name}", found[name])
+    _CHECK.seconds(f"{where}.overhead_s", found.get("overhead_s", 0.0))
+    _CHECK.flag(f"{where}.assumed", found.get("assumed", False))
+    return CodecRate(**found)
 
 
 def _rate(where: str, value: Any) -> None:

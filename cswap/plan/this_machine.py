@@ -11,8 +11,9 @@ import torch
 
 from cswap.advisor.calibration import stored
 from cswap.advisor.own_numbers import normal
+from cswap.codecs.traits import CodecRate
 from cswap.errors import HardwareError
-from cswap.plan.hardware import CodecRate, Flops, Hardware
+from cswap.plan.hardware import Flops, Hardware
 
 if TYPE_CHECKING:
     from cswap.advisor.calibration import Calibration, CodecTimes

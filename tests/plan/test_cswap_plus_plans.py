@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from cswap.plan.hardware import CodecRate, Hardware
+from cswap.codecs.traits import CodecRate
+from cswap.plan.hardware import Hardware
 from cswap.plan.policies import cswap_plus, sc
 from cswap.plan.policies.cswap_plus import swaps
 from cswap.plan.policy_tools.problem import Problem
@@ -17,7 +18,7 @@ MACHINE = Hardware(
     1e12,
     1e9,  # 1 MB takes 1 ms
     1e9,
-    codecs={"zvc": CodecRate(1e10, 1e10)},
+    codecs={"zvc": CodecRate(1e10, 1e10, 0.0)},
 )
 
 

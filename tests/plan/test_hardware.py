@@ -61,6 +61,14 @@ WRONG = [
         "hardware.codecs['zvc'].decode_bytes_per_s: is missing",
     ),
     ({"codecs": {"zvc": 3}}, "hardware.codecs['zvc']=3"),
+    (
+        {"codecs": {"zvc": {"encode_bytes_per_s": "1", "decode_bytes_per_s": 1.0}}},
+        "hardware.codecs['zvc'].encode_bytes_per_s='1'",
+    ),
+    (
+        {"codecs": {"zvc": {"encode_bytes_per_s": 1.0, "decode_bytes_per_s": -1.0}}},
+        "hardware.codecs['zvc'].decode_bytes_per_s=-1.0",
+    ),
     ({"colour": "green"}, "hardware.colour: no such field"),
 ]
 

@@ -12,9 +12,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cswap.codecs.traits import CodecRate
 from cswap.errors import BudgetError, ConfigError
 from cswap.plan import planner
-from cswap.plan.hardware import CodecRate, Hardware
+from cswap.plan.hardware import Hardware
 from cswap.plan.policies import home
 from cswap.plan.policy_tools.problem import Problem
 from cswap.plan.policy_tools.search import penalised_s
@@ -35,12 +36,12 @@ MACHINE = Hardware(
     1e9,
     1e9,
     codec_tax=0.5,
-    codecs={"zvc": CodecRate(1e10, 1e10), "int8": CodecRate(5e9, 5e9)},
+    codecs={"zvc": CodecRate(1e10, 1e10, 0.0), "int8": CodecRate(5e9, 5e9, 0.0)},
 )
 SLOW_CODECS = replace(
     MACHINE,
     codec_tax=0.0,
-    codecs={"zvc": CodecRate(5e8, 5e8), "int8": CodecRate(2.5e8, 2.5e8)},
+    codecs={"zvc": CodecRate(5e8, 5e8, 0.0), "int8": CodecRate(2.5e8, 2.5e8, 0.0)},
 )
 """Codecs that take nothing from the computation; tensors wait for them all the same."""
 SEARCHED = [name for name in planner.available() if name != "none"]

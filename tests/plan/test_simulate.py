@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from cswap.codecs.traits import CodecRate
 from cswap.errors import ConfigError, InternalError
-from cswap.plan.hardware import CodecRate, Hardware
+from cswap.plan.hardware import Hardware
 from cswap.plan.simulate import CAUSES, Simulator, simulate, smallest_feasible_budget
 from cswap.plan.simulator import state
 from cswap.plan.simulator.lifetimes import SWAPPABLE_ROLES, lifetimes, live_bytes
@@ -20,7 +21,7 @@ BIG = 1 << 50
 
 
 def machine(**changes):
-    base = Hardware("test", BIG, {}, 1e12, 1e6, 1e6, codecs={"zvc": CodecRate(4e6, 8e6)})
+    base = Hardware("test", BIG, {}, 1e12, 1e6, 1e6, codecs={"zvc": CodecRate(4e6, 8e6, 0.0)})
     return replace(base, **changes)
 
 
@@ -114,7 +115,7 @@ def wanted_after(seconds, codec):
         op("backward", 0.5, [1], []),
         op("backward", 0.5, [0], []),
     )
-    hardware = machine(codecs={"zvc": CodecRate(250_000, 500_000)})
+    hardware = machine(codecs={"zvc": CodecRate(250_000, 500_000, 0.0)})
     simulator = Simulator(Trace(operators, tuple(tensors)), hardware)
     return simulator.run(*arrays(simulator, 1, codec=codec))
 
@@ -151,7 +152,7 @@ def test_codec_tax_slows_what_it_overlaps():
         op("forward", 10.0, [1], [2]),
         op("backward", 1.0, [0, 2], []),
     )
-    hardware = machine(codec_tax=0.5, codecs={"zvc": CodecRate(1000.0, 1e15)})
+    hardware = machine(codec_tax=0.5, codecs={"zvc": CodecRate(1000.0, 1e15, 0.0)})
     simulator = Simulator(Trace(operators, tensors), hardware)
     result = simulator.run(*arrays(simulator, 1, codec=1, prefetch=[2]))
     assert result.step_s == pytest.approx(22.0 + 2.0, rel=1e-9)
@@ -161,7 +162,7 @@ def test_codec_tax_slows_what_it_overlaps():
 def test_encodings_count_where_host_memory_is_the_devices_own():
     """Of six tensors of 1 MB five are encoded into a quarter. The last, wanted at once, stays."""
     trace = chain(6, 1.0, 1_000_000, ratio=4.0)
-    hardware = machine(unified=True, codecs={"zvc": CodecRate(1e12, 1e12)})
+    hardware = machine(unified=True, codecs={"zvc": CodecRate(1e12, 1e12, 0.0)})
     simulator = Simulator(trace, hardware)
     result = simulator.run(*arrays(simulator, 1, codec=1))
     assert result.step_s == pytest.approx(13.0, rel=1e-4)  # no copy at 1 MB/s
@@ -212,7 +213,7 @@ def test_recomputation_runs_the_segment_once_and_keeps_what_it_saved():
 def test_sections_leave_one_by_one():
     """A section is copied out while the next is encoded."""
     trace = chain(1, 1.0, 1_000_000, ratio=4.0)
-    hardware = machine(codecs={"zvc": CodecRate(1e6, 1e15)})
+    hardware = machine(codecs={"zvc": CodecRate(1e6, 1e15, 0.0)})
     whole = simulate(trace, hardware, Plan({0: Decision("swap", "zvc")}), drain=True)
     sections = Plan({0: Decision("swap", "zvc", section_bytes=250_000)})
     cut = simulate(trace, hardware, sections, drain=True)
