@@ -54,7 +54,7 @@ test-gpu: ## the tests that need a CUDA device, with the Python that has torch f
 	PYTHONPATH=.:kernels $(PYTHON) -m bench.gpu.slices $(SLICE)
 
 MINUTES ?=
-bench-gpu: ## benchmarks on a CUDA device, into gpu-results.zip; MINUTES=9 stops in time, and the next run continues
+bench-gpu: ## benchmarks on a CUDA device; MINUTES=9 stops in time, and the next run continues
 	PYTHONPATH=.:kernels $(PYTHON) -m bench gpu all $(if $(MINUTES),--minutes $(MINUTES))
 
 check: $(STAMP) ## lint, format, types, import rules

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from enum import Enum
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -11,7 +10,6 @@ import torch
 import typer
 
 from bench.gpu import build, codecs, link, swap, tables, targets, trace, training
-from bench.gpu.archive import ARCHIVE, pack, unpack
 from bench.gpu.meter import CudaMeter, Meter
 from bench.gpu.report import (
     EXPECTED_S,
@@ -69,9 +67,6 @@ def main(
         bool,
         typer.Option("--first", help="Only the measurements that are worth most: some minutes."),
     ] = False,
-    archive: Annotated[
-        Path, typer.Option(help="File that gets all results, and whose results are continued.")
-    ] = ARCHIVE,
     arch: Annotated[
         str, typer.Option(help="Of build: architectures, 90 for sm_90, with commas between them.")
     ] = "90",
@@ -100,7 +95,7 @@ def main(
     folder = writable_folder(out or RESULTS / slug(torch.cuda.get_device_name()))
     chosen = list(EXPECTED_S) if part is Part.ALL else [part.value]
     deadline = Deadline(None if minutes is None else 60.0 * minutes)
-    code = measure(CudaMeter(), gpu_facts(), folder, archive, chosen, deadline, only_first=first)
+    code = measure(CudaMeter(), gpu_facts(), folder, chosen, deadline, only_first=first)
     raise typer.Exit(code)
 
 
@@ -108,7 +103,6 @@ def measure(
     meter: Meter,
     gpu: dict[str, Any],
     folder: Path,
-    archive: Path,
     parts: list[str],
     deadline: Deadline,
     *,
@@ -116,22 +110,18 @@ def measure(
 ) -> int:
     """Run the parts, the measurements worth most first; return the exit code.
 
-    Results are in the folder and in the archive after every measurement.
+    Results are in the folder after every measurement.
 
     Args:
         meter: of the device.
         gpu: facts about it.
         folder: of the results.
-        archive: file that gets all of them.
         parts: keys of `EXPECTED_S`.
         deadline: of all measurements.
         only_first: whether to leave it at those worth most.
     """
-    if taken := unpack(archive, folder):
-        print(f"taken from {archive}: {', '.join(taken)}", flush=True)
-    written = partial(pack, folder, archive)
     settings = {"only_first": True} if only_first else {}
-    reports = [Report(folder, name, meter, gpu, deadline, written, settings) for name in parts]
+    reports = [Report(folder, name, meter, gpu, deadline, settings) for name in parts]
     code = 0
     try:
         for report in reports:
@@ -150,8 +140,7 @@ def measure(
         print(tables.markdown(report.document), flush=True)
     rows = {report.part: report.document["rows"] for report in reports}
     print("\n".join(targets.lines(rows)), flush=True)
-    pack(folder, archive)
-    print(f"all results: {archive}", flush=True)
+    print(f"all results: {folder}", flush=True)
     return code
 
 

@@ -80,7 +80,6 @@ class Report:
         meter: Meter,
         gpu: dict[str, Any],
         deadline: Deadline | None = None,
-        written: Callable[[], object] = lambda: None,
         settings: dict[str, Any] | None = None,
     ) -> None:
         """Continue the results of the part that are in the folder, if the code is the same.
@@ -92,10 +91,9 @@ class Report:
             gpu: facts about the device. Results of a GPU or a torch with other names are not
                 continued.
             deadline: of all measurements; default: none.
-            written: called after each measurement, when it is on the disk.
             settings: others of these are not continued, either.
         """
-        self.part, self._meter, self._written = part, meter, written
+        self.part, self._meter = part, meter
         self._deadline = deadline or Deadline(None)
         self.path = folder / f"{part}.json"
         fields: dict[str, Any] = {
@@ -187,13 +185,11 @@ class Report:
         """Write the result file: every measurement was made, or is taken down as skipped."""
         if self._finished is None:
             self._finished = self._partial.finish(**self._content())
-            self._written()
 
     def _end(self, name: str, rows: list[dict[str, Any]], took_s: float) -> None:
         found = {"rows": rows, "skipped": self._notes, "took_s": took_s}
         self._partial.document["done"][name], self._notes = found, []
         self._partial.save()
-        self._written()
 
     def _content(self) -> dict[str, Any]:
         done = self._partial.document["done"].values()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +14,8 @@ import pytest
 pytest.importorskip("typer")
 
 from bench.gpu import codecs, command, link, swap, tables, targets, training
-from bench.gpu.archive import pack, unpack
 from bench.gpu.report import BrokenDeviceError, Deadline, OutOfTimeError, Report
 from bench.workloads.methods import ORACLE
-from cswap.errors import ConfigError
 
 GPU = {"name": "made up"}
 METER: Any = SimpleNamespace(synchronize=lambda: None)
@@ -29,8 +26,8 @@ class Row:
     name: str
 
 
-def report_of(folder, *, gpu=None, meter=METER, deadline=None, written=lambda: None):
-    return Report(folder, "link", meter, gpu or GPU, deadline, written)
+def report_of(folder, *, gpu=None, meter=METER, deadline=None):
+    return Report(folder, "link", meter, gpu or GPU, deadline)
 
 
 def measure(report, name, calls):
@@ -157,32 +154,6 @@ def test_a_broken_device_ends_the_run_behind_the_failed_measurement(tmp_path):
     assert "illegal memory access" in again.document["skipped"][0]["why"]
 
 
-def test_an_archive_brings_results_to_another_machine(tmp_path):
-    here, there, archive = tmp_path / "here", tmp_path / "there", tmp_path / "results.zip"
-    here.mkdir(), there.mkdir()
-    report = report_of(here, written=lambda: pack(here, archive))
-    calls: list[str] = []
-    measure(report, "one", calls)  # written at once: a kill may follow
-    assert unpack(archive, there) == ["link.partial.json"]
-    assert unpack(archive, there) == []
-    continued = report_of(there)
-    measure(continued, "one", calls)
-    measure(continued, "two", calls)
-    assert (calls, names(continued)) == (["one", "two"], ["one", "two"])
-
-
-@pytest.mark.parametrize("name", ["../evil.json", "/evil.json", "evil.py"])
-def test_an_archive_of_other_files_is_refused(tmp_path, name):
-    archive = tmp_path / "results.zip"
-    with zipfile.ZipFile(archive, "w") as file:
-        file.writestr(name, "x")
-    with pytest.raises(ConfigError, match="evil"):
-        unpack(archive, tmp_path)
-    archive.write_bytes(b"damaged")
-    with pytest.raises(ConfigError, match="cannot be read"):
-        unpack(archive, tmp_path)
-
-
 def test_the_most_valuable_measurements_of_all_parts_come_first(tmp_path, monkeypatch):
     order = []
     for part in (codecs, link, swap, training):
@@ -192,18 +163,16 @@ def test_the_most_valuable_measurements_of_all_parts_come_first(tmp_path, monkey
             measure(report, "one", [])
 
         monkeypatch.setattr(part, "run", run)
-    archive = tmp_path / "results.zip"
     parts = ["codecs", "link", "swap", "training"]
     with monkeypatch.context() as patch:
         patch.setattr(tables, "markdown", lambda _: "")
         patch.setattr(targets, "lines", lambda _: [])
-        code = command.measure(METER, GPU, tmp_path, archive, parts, Deadline(None))
+        code = command.measure(METER, GPU, tmp_path, parts, Deadline(None))
     assert code == 0
     n_first = len(parts) - 1 + len(training.FIRST)
     assert order[:n_first] == [(part, True) for part in (*parts, *parts[-1:])]
     assert order[n_first:] == [(part, False) for part in parts]
-    with zipfile.ZipFile(archive) as file:
-        assert sorted(file.namelist()) == sorted(f"{part}.json" for part in parts)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"{part}.json" for part in parts]
 
 
 @pytest.mark.parametrize("only_first", [False, True])
@@ -217,11 +186,8 @@ def test_the_most_valuable_measurements_can_be_all(tmp_path, monkeypatch, only_f
     monkeypatch.setattr(swap, "run", run)
     monkeypatch.setattr(tables, "markdown", lambda _: "")
     monkeypatch.setattr(targets, "lines", lambda _: [])
-    archive = tmp_path / "results.zip"
     for _ in range(2):
-        command.measure(
-            METER, GPU, tmp_path, archive, ["swap"], Deadline(None), only_first=only_first
-        )
+        command.measure(METER, GPU, tmp_path, ["swap"], Deadline(None), only_first=only_first)
     assert plans[0] == swap.FIRST
     assert (swap.Plan() in plans) == (not only_first)
     document = json.loads((tmp_path / "swap.json").read_text("utf-8"))
