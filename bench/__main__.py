@@ -27,7 +27,6 @@ COMMANDS = {
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
     "schedule": "bench.accuracy.schedule",
-    "report": "bench.pages.report",
     "readme": "bench.pages.readme",
     "gpu": "bench.gpu.command",
     "twin": "bench.twin.command",

@@ -6,12 +6,11 @@ The page holds its pictures and its style, and so can be sent as one file.
 from __future__ import annotations
 
 from pathlib import Path  # noqa: TC003 - typer reads it
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.console import Console
 
-from cswap.display import shown
 from cswap.experiments import html_page
 from cswap.experiments.accuracy import pictures, pilot
 from cswap.experiments.accuracy import report as accuracy
@@ -19,6 +18,7 @@ from cswap.experiments.codecs import tables as codecs
 from cswap.experiments.files.reading import ResultFileError, load, understood
 from cswap.experiments.files.resumable import SUFFIX
 from cswap.experiments.files.writing import write_text
+from cswap.experiments.grid import Grid
 from cswap.experiments.html_page import Picture, Section
 from cswap.experiments.options import RESULTS, writable_folder
 from cswap.report.terminal import literal
@@ -27,11 +27,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from cswap.experiments.files.reading import Document
-    from cswap.experiments.grid import Grid
 
-    TablesOf = Callable[[Document], Sequence[Grid]]
-
-TABLES: Final[dict[str, TablesOf]] = {
+TABLES: Final[dict[str, Callable[[Document], Sequence[Grid]]]] = {
     "codecs": codecs.grids,
     "accuracy": accuracy.grids,
     "accuracy pilot": pilot.grids,
@@ -40,18 +37,35 @@ TABLES: Final[dict[str, TablesOf]] = {
 
 
 def tables_of(document: Document) -> Sequence[Grid]:
-    """The tables of a document of one of the kinds of `TABLES`.
+    """The tables of a result; of other kinds than `TABLES`, the words and numbers of its rows.
 
     Raises:
-        ResultFileError: it is of another kind.
+        ResultFileError: the document has no rows.
     """
-    kind = str(document.get("kind"))
-    if kind not in TABLES:
-        raise ResultFileError(f"of no known kind ({shown(kind)}); known: {', '.join(TABLES)}.")
-    return TABLES[kind](document)
+    make = TABLES.get(str(document.get("kind")))
+    return (make(document) if make else ()) or [_plain(document)]
 
 
-def sections(folder: Path, make: TablesOf = tables_of) -> tuple[list[Section], list[str]]:
+def _plain(document: Document) -> Grid:
+    values = (document.get("rows"), *document.values())
+    rows = next((found for found in map(_rows, values) if found), None)
+    if rows is None:
+        raise ResultFileError("has no rows")
+    columns = [key for key, value in rows[0].items() if not isinstance(value, list | dict)]
+    return Grid(columns, [[_words(row.get(column)) for column in columns] for row in rows])
+
+
+def _rows(value: Any) -> list[dict[str, Any]]:
+    found = list(value.values()) if isinstance(value, dict) else value
+    is_rows = isinstance(found, list) and all(isinstance(row, dict) for row in found)
+    return found if is_rows else []
+
+
+def _words(value: Any) -> str:
+    return f"{value:.5g}" if isinstance(value, float) else "" if value is None else str(value)
+
+
+def sections(folder: Path) -> tuple[list[Section], list[str]]:
     """A section per result file below a folder, and a line on each JSON file that has none.
 
     Raises:
@@ -66,7 +80,7 @@ def sections(folder: Path, make: TablesOf = tables_of) -> tuple[list[Section], l
             notes.append(f"{name}: left out: unfinished. Repeat the command that began it.")
             continue
         try:
-            made.append(_section(name, path, make))
+            made.append(_section(name, path))
         except ResultFileError as error:
             notes.append(f"{name}: left out: {error}")
     if not made:
@@ -77,11 +91,11 @@ def sections(folder: Path, make: TablesOf = tables_of) -> tuple[list[Section], l
     return made, notes
 
 
-def _section(name: str, path: Path, make: TablesOf) -> Section:
+def _section(name: str, path: Path) -> Section:
     document = load(path)
     with understood(path):
         where = html_page.where(document["environment"])
-        return Section(name, where, make(document), pictures=_pictures(path))
+        return Section(name, where, tables_of(document), pictures=_pictures(path))
 
 
 def _pictures(result: Path) -> list[Picture]:
@@ -98,13 +112,12 @@ def _pictures(result: Path) -> list[Picture]:
     ]
 
 
-def write(folder: Path, out: Path | None = None, make: TablesOf = tables_of) -> Path:
+def write(folder: Path, out: Path | None = None) -> Path:
     """Write report.html, and print which files are left out.
 
     Args:
         folder: with result files; subfolders count.
         out: folder to write to; None: the same.
-        make: makes the tables of a document.
 
     Returns:
         The page's path.
@@ -112,7 +125,7 @@ def write(folder: Path, out: Path | None = None, make: TablesOf = tables_of) -> 
     Raises:
         ConfigError: no result file is found, or nothing can be written.
     """
-    made, notes = sections(folder, make)
+    made, notes = sections(folder)
     page = writable_folder(out or folder) / "report.html"
     left_out = [Section("Left out", notes=notes)] if notes else []
     write_text(page, html_page.render("cswap: results", [*made, *left_out]))

@@ -1,4 +1,4 @@
-"""`python -m bench report DIR`: pages that need nothing else; and the committed files' form."""
+"""`cswap bench report DIR`: pages that need nothing else; and the committed files' form."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ pytest.importorskip("sklearn")  # the accuracy report's module imports scipy wit
 
 from typer.testing import CliRunner
 
-from bench.__main__ import app
-from bench.pages.report import tables_of
+from cswap.cli import app
 from cswap.experiments import results_page
 from cswap.experiments.files.reading import ResultFileError, load
+from cswap.experiments.results_page import tables_of
 
 RESULTS = Path(__file__).parents[2] / "bench" / "results"
 COMMITTED = sorted(RESULTS.rglob("*.json"))
@@ -72,7 +72,7 @@ def test_what_is_no_result_file_says_why(content, said, tmp_path):
     path = tmp_path / "a.json"
     path.write_text(content)
     with pytest.raises(ResultFileError, match=r"a\.json: left out: ") as caught:
-        results_page.sections(tmp_path, tables_of)
+        results_page.sections(tmp_path)
     assert said in str(caught.value)
 
 
@@ -133,7 +133,7 @@ def report(tmp_path_factory):
     shutil.copytree(RESULTS / "cpu", folder / "cpu")
     (folder / "notes.json").write_text('{"a": 1}')
     (folder / "swap.partial.json").write_text("{}")
-    result = CliRunner().invoke(app, ["report", str(folder)], env={"COLUMNS": "200"})
+    result = CliRunner().invoke(app, ["bench", "report", str(folder)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
     assert "notes.json: left out" in result.output
     assert "swap.partial.json: left out: unfinished" in result.output
@@ -153,7 +153,9 @@ def test_any_result_has_a_table_of_its_figures(tmp_path):
     environment = load(COMMITTED[0])["environment"] | {"gpu": {"name": "Some GPU"}}
     document = {"kind": "gpu link", "version": 1, "environment": environment, "rows": [row]}
     (tmp_path / "link.json").write_text(json.dumps(document))
-    result = CliRunner().invoke(app, ["report", str(tmp_path), "--out", str(tmp_path / "out")])
+    result = CliRunner().invoke(
+        app, ["bench", "report", str(tmp_path), "--out", str(tmp_path / "out")]
+    )
     assert result.exit_code == 0, result.output
     text = (tmp_path / "out" / "report.html").read_text()
     check(text)
@@ -176,10 +178,10 @@ def test_a_folder_without_results_is_refused(what, tmp_path):
     folder = tmp_path / "results"
     if what == "empty":
         folder.mkdir()
-    result = CliRunner().invoke(app, ["report", str(folder)])
-    assert result.exit_code == 2
-    assert len(result.output.strip().splitlines()) == 1
-    assert str(folder) in result.output
+    with pytest.raises(ResultFileError) as caught:
+        results_page.write(folder)
+    assert len(str(caught.value).splitlines()) == 1
+    assert str(folder) in str(caught.value)
 
 
 def browser():

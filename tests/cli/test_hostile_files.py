@@ -207,10 +207,9 @@ def read_timeline(path):
 
 
 def read_result(path):
-    from bench.pages.report import tables_of
     from cswap.experiments import html_page, results_page
 
-    sections, _ = results_page.sections(path.parent, tables_of)
+    sections, _ = results_page.sections(path.parent)
     html_page.render("results", sections)
 
 
