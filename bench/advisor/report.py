@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from rich.table import Table
-
+from bench.drawing.steps import MIB, grouped_table
 from cswap.palette import BLACK, BLUE, GREEN, GREY, VERMILION
 from cswap.report.figure import new_figure, png_of
 from cswap.report.log_axis import plain_ticks
@@ -13,6 +12,8 @@ from cswap.report.log_axis import plain_ticks
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
+
+    from rich.table import Table
 
 COLOURS = {
     "advisor": BLUE,
@@ -28,38 +29,62 @@ KEYS = {
     "raw": "raw_s",
 }
 
+HEADINGS: Final = ("model, lossy codecs", "machine", "oracle, ms", *KEYS, "which static")
+PREDICTION_HEADINGS: Final = ("codec", "median error", "largest error", "tensors")
+FORCED_HEADINGS: Final = (
+    *("model, codec", "cost of a step, ms", "codecs, ms", "hooks, ms", "peak, MiB"),
+)
+
+
+def cells(result: dict[str, Any]) -> list[list[str]]:
+    """The cost of a step over the oracle's, a row per model and machine, of HEADINGS."""
+    return [
+        [
+            f"{r['model']}{' (unseen)' * r.get('unseen', False)}, {r['mode']}",
+            r["machine"] + " *" * r["simulated"],
+            f"{1e3 * r['oracle_s']:.1f}",
+            *(f"{r[key] / r['oracle_s']:.3f}" for key in KEYS.values()),
+            f"`{r['best_static']}`",
+        ]
+        for r in result["cells"]
+    ]
+
+
+def prediction_cells(result: dict[str, Any]) -> list[list[str]]:
+    """Predicted against true ratios, a row per codec, of PREDICTION_HEADINGS."""
+    return [
+        [f"`{codec}`", f"{r['median']:.1%}", f"{r['largest']:.1%}", f"{r['tensors']:.0f}"]
+        for codec, r in result["prediction"].items()
+    ]
+
+
+def forced_cells(result: dict[str, Any]) -> list[list[str]]:
+    """Training with auto and with every codec forced, a row for each, of FORCED_HEADINGS."""
+    return [
+        [
+            f"{model} `{codec}`",
+            *(f"{1e3 * r[key]:.1f}" for key in ("cost_s", "device_s", "hooks_s")),
+            f"{r['peak_bytes'] / MIB:.1f}",
+        ]
+        for model, found in result["training"].items()
+        for codec, r in found.items()
+    ]
+
 
 def tables(result: dict[str, Any]) -> Iterator[Table]:
     """Return the tables for a terminal."""
-    table = Table(title="Cost of a step over the oracle's (* simulated)")
-    for column in ("model", "machine", "mode", "oracle ms", *KEYS, "which static"):
-        table.add_column(column)
-    for row in result["cells"]:
-        table.add_row(
-            row["model"] + " (unseen)" * row["unseen"],
-            row["machine"] + " *" * row["simulated"],
-            row["mode"],
-            f"{1e3 * row['oracle_s']:.3f}",
-            *(f"{row[key] / row['oracle_s']:.3f}" for key in KEYS.values()),
-            row["best_static"],
-        )
-    yield table
-    table = Table(title="Predicted against true ratio: absolute relative error")
-    for column in ("codec", "median", "largest", "tensors"):
-        table.add_column(column)
-    for codec, found in result["prediction"].items():
-        share = (f"{found[key]:.1%}" for key in ("median", "largest"))
-        table.add_row(codec, *share, f"{found['tensors']:.0f}")
-    yield table
-    table = Table(title="Training on this CPU: auto against every codec forced")
-    for column in ("model", "codec", "cost ms", "codecs ms", "hooks ms", "peak MiB", "step ms"):
-        table.add_column(column)
-    for model, rows in result["training"].items():
-        for codec, found in rows.items():
-            times = (f"{1e3 * found[key]:.2f}" for key in ("cost_s", "device_s", "hooks_s"))
-            peak = f"{found['peak_bytes'] / 2**20:.1f}"
-            table.add_row(model, codec, *times, peak, f"{found['step_ms']:.1f}")
-    yield table
+    for title, headings, lines in (
+        ("Cost of a step over the oracle's (* simulated)", HEADINGS, cells(result)),
+        (
+            "Predicted against true ratio: absolute relative error",
+            *(PREDICTION_HEADINGS, prediction_cells(result)),
+        ),
+        (
+            "Training on this CPU: auto against every codec forced",
+            *(FORCED_HEADINGS, forced_cells(result)),
+        ),
+    ):
+        yield grouped_table(title, "", headings, headings[:2], lines)
 
 
 def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:

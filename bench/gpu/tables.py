@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from bench.pages.committed import as_markdown
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -15,8 +17,7 @@ UNKNOWN: Final = "-"
 def markdown(document: dict[str, Any]) -> str:
     """The table of one result file, and the measurements that it lacks."""
     headings, rows = _TABLES[document["part"]](document["rows"])
-    lines = [headings, ["---"] + ["--:"] * (len(headings) - 1), *rows]
-    text = [f"| {' | '.join(line)} |" for line in lines]
+    text = [as_markdown(headings, rows)]
     text += [f"- {s['what']}: not measured ({s['why']})" for s in document["skipped"]]
     if not document["complete"]:
         text.append("- The run was cut short.")

@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-from bench.drawing.steps import MIB
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from bench.advisor import report
 from bench.pages.committed import as_markdown, load, where
 
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
 
-def advisor_table() -> str:
-    """The cost of the advisor's choices, against the best choices."""
-    data = load("advisor.json")
-    keys = ("advisor_s", "best_static_s", "cswap_plus_s", "raw_s")
-    rows = [
-        [
-            f"{r['model']}{' (unseen)' * r.get('unseen', False)}, {r['mode']}",
-            r["machine"] + (" *" if r["simulated"] else ""),
-            f"{1e3 * r['oracle_s']:.1f}",
-            *(f"{r[key] / r['oracle_s']:.3f}" for key in keys),
-            f"`{r['best_static']}`",
-        ]
-        for r in data["cells"]
-    ]
-    headings = ["model, lossy codecs", "machine", "oracle, ms", "advisor", "best static", "CSwap+"]
-    return (
-        as_markdown([*headings, "raw", "which static"], rows) + "\n\n" + where(data, "advisor.json")
-    )
+FILE: Final = "advisor.json"
 
 
-def prediction_table() -> str:
-    """Predicted against true ratios."""
-    data = load("advisor.json")
-    rows = [
-        [f"`{codec}`", f"{r['median']:.1%}", f"{r['largest']:.1%}", f"{r['tensors']:.0f}"]
-        for codec, r in data["prediction"].items()
-    ]
-    headings = ["codec", "median error", "largest error", "tensors"]
-    return as_markdown(headings, rows) + "\n\n" + where(data, "advisor.json")
+def _table(
+    headings: Sequence[str], cells: Callable[[dict[str, Any]], Iterable[Sequence[str]]]
+) -> str:
+    data = load(FILE)
+    return f"{as_markdown(headings, cells(data))}\n\n{where(data, FILE)}"
 
 
-def forced_table() -> str:
-    """Training with auto and with every codec forced."""
-    data = load("advisor.json")
-    rows = [
-        [
-            f"{model} `{codec}`",
-            *(f"{1e3 * r[key]:.1f}" for key in ("cost_s", "device_s", "hooks_s")),
-            f"{r['peak_bytes'] / MIB:.1f}",
-        ]
-        for model, found in data["training"].items()
-        for codec, r in found.items()
-    ]
-    headings = ["model, codec", "cost of a step, ms", "codecs, ms", "hooks, ms", "peak, MiB"]
-    return as_markdown(headings, rows) + "\n\n" + where(data, "advisor.json")
+TABLES: Final[dict[str, Callable[[], str]]] = {
+    "advisor": partial(_table, report.HEADINGS, report.cells),
+    "prediction": partial(_table, report.PREDICTION_HEADINGS, report.prediction_cells),
+    "forced": partial(_table, report.FORCED_HEADINGS, report.forced_cells),
+}
+"""Functions that make the tables, by name."""

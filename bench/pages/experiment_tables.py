@@ -76,9 +76,7 @@ def _of_codecs(make: Callable[[dict[str, Any]], Grid]) -> str:
 def accuracy_table() -> str:
     """The effect of lossy swapping on accuracy."""
     data = _load("accuracy/results.json")
-    lines = [" | ".join(COLUMNS), " | ".join("---" for _ in COLUMNS)]
-    lines += [" | ".join(row) for row in accuracy_rows(data)]
-    table = "\n".join(f"| {line} |" for line in lines)
+    table = _markdown(COLUMNS, accuracy_rows(data))
     return f"{table}\n\n{' '.join(notes(data))}\n\n" + _where(data, "accuracy/results.json")
 
 
