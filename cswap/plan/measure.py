@@ -20,7 +20,7 @@ from cswap.plan.tracing.assemble import assemble
 from cswap.plan.tracing.operators import tensors_in
 from cswap.plan.tracing.recorder import Recorder
 from cswap.plan.tracing.step import as_tuple, batch_of, gradients, resident_bytes, run_step
-from cswap.profiler import LateProfile, profile, profile_all
+from cswap.profiler import LateProfile, profile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -47,7 +47,6 @@ class MeasureOptions:
         min_bytes: as in `EstimateOptions`; default: the engine's default for the device.
         swap_loss: as in `EstimateOptions`.
         profiles: whether to profile every saved tensor, in one additional step.
-        every_word: whether to profile all words instead of a sample, which is exact but slow.
         codecs: codecs whose ratios are measured, in the additional step, on every saved tensor
             that they accept.
         name: name of the trace; default: the model's class.
@@ -59,7 +58,6 @@ class MeasureOptions:
     min_bytes: int | None = None
     swap_loss: bool = False
     profiles: bool = True
-    every_word: bool = False
     codecs: tuple[str, ...] = ()
     name: str = ""
     hardware: str = ""
@@ -247,7 +245,7 @@ class _Sampler:
         """Return the numbers of the profile, and the ratio by codec."""
         with _disable_current_modes(), torch.no_grad():
             x = _flat(tensor, region)
-            found = _profile(x, self._options) if self._options.profiles else None
+            found = _profile(x) if self._options.profiles else None
             kind = x.device.type
             codecs = [c for c in map(get_codec, self._options.codecs) if takes(c, x.dtype, kind)]
             ratios = {codec.name: codec.encode(x).ratio for codec in codecs}
@@ -261,9 +259,7 @@ def _flat(tensor: torch.Tensor, region: SavedRegion) -> torch.Tensor:
     return tensor.as_strided((region.nbytes // itemsize,), (1,), region.start // itemsize)
 
 
-def _profile(x: torch.Tensor, options: MeasureOptions) -> TensorProfile | None:
-    if options.every_word:
-        return profile_all(x.cpu())
+def _profile(x: torch.Tensor) -> TensorProfile | None:
     if not x.is_cuda:
         return profile(x)
     late = LateProfile(x)

@@ -32,7 +32,6 @@ def measured(n_blocks=2, side=16):
         repeats=1,
         min_bytes=0,
         codecs=("zvc", "int8", "bitpack"),
-        every_word=True,
     )
 
 
@@ -55,15 +54,6 @@ def test_the_same_network_takes_values_by_name():
         assert dict(mine.ratios) == dict(its.ratios)
         assert mine.profile["zero_fraction"] == its.profile["zero_fraction"]
         assert mine.nbytes == 16 * its.nbytes
-
-
-def test_every_word_is_counted():
-    x = torch.relu(torch.randn(4, 3, 16, 16, generator=torch.Generator().manual_seed(1)))
-    torch.manual_seed(0)
-    trace = measure(
-        network(), x, torch.sum, warm_up=0, repeats=1, min_bytes=0, every_word=True
-    )  # fmt: skip
-    assert saved(trace)[0].profile["zero_fraction"] == float((x == 0).double().mean())
 
 
 def test_a_deeper_network_takes_the_relatively_nearest_of_its_kind():
