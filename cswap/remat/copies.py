@@ -24,6 +24,10 @@ def _index_select(x: torch.Tensor, index: torch.Tensor, dim: int) -> torch.Tenso
     return torch.index_select(x, dim, index)
 
 
+def _index(x: torch.Tensor, *indices: torch.Tensor | None) -> torch.Tensor:
+    return _aten.index.Tensor(x, indices)  # type: ignore[no-any-return]
+
+
 def _cat(*arguments: torch.Tensor | int) -> torch.Tensor:
     *tensors, dim = arguments
     return torch.cat(tensors, dim)  # type: ignore[arg-type] # the last one is the number
@@ -67,6 +71,7 @@ COPIES: Final[dict[str, Operator]] = {
     "IndexSelectBackward0": Operator(
         "index_select", _index_select, (Operand(None, 0), Operand("index")), ("dim",), "copy"
     ),
+    "IndexBackward0": Operator("index", _index, _UNSAVED, (), "copy", every_item="indices"),
     "RepeatBackward0": Operator("repeat", torch.Tensor.repeat, _UNSAVED, ("repeats",), "copy"),
     "RollBackward0": Operator("roll", torch.roll, _UNSAVED, ("shifts", "dims"), "copy"),
     "FlipBackward0": Operator("flip", torch.flip, _UNSAVED, ("dims",), "copy"),

@@ -50,6 +50,8 @@ class Operator:
         in_place: by operand, the same as ``function``, written into that operand, which nobody else
             uses.
         every_edge: whether there is an operand at each of the node's edges, and no other.
+        every_item: name of a saved list of tensors, which are operands after the others; some may
+            not have been given.
     """
 
     name: str
@@ -65,16 +67,21 @@ class Operator:
     inexact: Callable[..., torch.Tensor] | None = None
     in_place: tuple[Callable[..., torch.Tensor], ...] = ()
     every_edge: bool = False
+    every_item: str = ""
 
     def operands_of(self, node: Any) -> tuple[Operand, ...]:
-        """The tensor arguments of a node."""
-        if not self.every_edge:
-            return self.operands
-        return tuple([Operand(None, n) for n in range(len(node.next_functions))])
+        """The tensor arguments of a node that was not freed."""
+        if self.every_edge:
+            return tuple([Operand(None, n) for n in range(len(node.next_functions))])
+        if self.every_item:
+            items = range(len(getattr(node, f"_raw_saved_{self.every_item}")))
+            listed = [Operand(f"{self.every_item}[{n}]", optional=True) for n in items]
+            return (*self.operands, *listed)
+        return self.operands
 
     def unsaved(self, node: Any) -> list[int]:
         """Edges of the arguments that the node never saves."""
-        operands = self.operands_of(node)
+        operands = self.operands_of(node) if self.every_edge else self.operands
         return [o.edge for o in operands if o.slot is None and o.edge is not None]
 
     @property

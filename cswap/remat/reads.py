@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import abc
 import enum
+from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -93,6 +94,7 @@ class What(enum.Enum):
     OUTPUT = "dtype, device and sizes of an output"
     VARIABLE = "dtype and device of a leaf"
     EMPTY = "slot without a tensor"
+    LENGTH = "number of slots in a list of them"
     INPUT = "slot with a packed object"
     CONSTANT = "slot with a number that torch has wrapped"
     LEAF = "leaf that is copied"
@@ -167,10 +169,15 @@ class Reader:
 
     def slot(self, node: Any, name: str) -> object:
         """The packed object of a saved tensor; None: the slot is empty or was freed."""
-        packed = getattr(node, f"_raw_saved_{name}").data
+        packed = getter(f"_raw_saved_{name}.data")(node)
         if packed is None:
             self._note(What.EMPTY, node, f"_raw_saved_{name}")
         return packed
+
+    def length(self, node: Any, name: str) -> None:
+        """Note how many slots a list of them has."""
+        name = f"_raw_saved_{name}"
+        self._note(What.LENGTH, node, name, _length(node, name))
 
     def take_input(self, node: Any, name: str, facts: tuple[int, int], index: int) -> None:
         """Note that the object in a slot is an input. Args: facts: see `facts_of`."""
@@ -183,7 +190,7 @@ class Reader:
     def constant(self, node: Any, name: str) -> complex:
         """The number in a slot."""
         self._note(What.CONSTANT, node, f"_raw_saved_{name}")
-        return constant(getattr(node, f"_raw_saved_{name}").data)
+        return constant(getter(f"_raw_saved_{name}.data")(node))
 
     def leaf(self, node: Any, nbytes: int) -> torch.Tensor:
         """A copy of a leaf. Args: nbytes: of the tensor that is to be computed."""
@@ -219,6 +226,37 @@ def constant(packed: object) -> complex:
     return packed.item()  # type: ignore[no-any-return,attr-defined] # see `is_number`
 
 
+@lru_cache(maxsize=1 << 10)
+def getter(path: str) -> Callable[[Any], Any]:
+    """Reads an attribute of a node, or of an item of a list of slots.
+
+    Such a list raises AttributeError where it is shorter, or where the node was freed.
+
+    Args:
+        path: ``"_raw_saved_self.data"``, ``"_raw_saved_indices[1].data"``.
+    """
+    name, is_item, rest = path.partition("[")
+    if not is_item:
+        return attrgetter(path)
+    number, _, attribute = rest.partition("]")
+
+    def get(node: Any) -> Any:
+        try:
+            item = getattr(node, name)[int(number)]
+        except (RuntimeError, IndexError) as error:
+            raise AttributeError(path) from error
+        return getattr(item, attribute[1:]) if attribute else item
+
+    return get
+
+
+def _length(node: Any, name: str) -> int:
+    try:
+        return len(getattr(node, name))
+    except RuntimeError as error:  # it was freed
+        raise AttributeError(name) from error
+
+
 def saved_name(slot: str) -> str:
     """The attribute that holds a slot's tensor.
 
@@ -239,10 +277,10 @@ def plain(node: Any, slot: str, keep: Keep) -> Packed:
     Raises:
         NotFoundError: hooks have packed it, or it was modified in place since.
     """
-    if getattr(node, slot).unpack_hook is not None:
+    if getter(f"{slot}.unpack_hook")(node) is not None:
         raise NotFoundError
     try:
-        tensor = getattr(node, saved_name(slot))  # compares versions
+        tensor = getter(saved_name(slot))(node)  # compares versions
     except RuntimeError:
         raise NotFoundError from None
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
@@ -304,5 +342,6 @@ def _variable(node: Any, _: str = "") -> tuple[torch.dtype, torch.device] | None
 LOOKS: Final[dict[What, Callable[[Any, Any], object]]] = {
     What.OUTPUT: _output,
     What.VARIABLE: _variable,
+    What.LENGTH: _length,
 }
 """Reads of a node that are no attributes of it."""

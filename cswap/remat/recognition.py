@@ -26,6 +26,7 @@ from cswap.remat.reads import (
     What,
     constant,
     facts_of,
+    getter,
     held_leaf,
     leaf,
     saved_name,
@@ -236,7 +237,7 @@ def _by_node(reads: Sequence[Read], n_nodes: int) -> tuple[list[_Node], dict[int
 def _node(number: int, names: list[str], edges: list[_Edge], slots: list[Read]) -> _Node:
     # Args: names: of all attributes; slots: reads of inputs.
     own = {f"{slot.name}.data": saved_name(slot.name) for slot in slots}
-    hook = attrgetter(f"{slots[0].name}.unpack_hook") if slots else None
+    hook = getter(f"{slots[0].name}.unpack_hook") if slots else None
     get_own = _getter([own.get(name, name) for name in names])
     inputs = tuple(dict.fromkeys(_pair(slot)[1] for slot in slots))
     return _Node(number, _getter(names), tuple(edges), hook, get_own, inputs)
@@ -244,7 +245,11 @@ def _node(number: int, names: list[str], edges: list[_Edge], slots: list[Read]) 
 
 def _getter(names: list[str]) -> _Get:
     # Of a single name, the getter would return no tuple.
-    return attrgetter(*(names if len(names) > 1 else 2 * names))
+    names = names if len(names) > 1 else 2 * names
+    if not any("[" in name for name in names):
+        return attrgetter(*names)
+    getters = [getter(name) for name in names]
+    return lambda node: tuple([get(node) for get in getters])
 
 
 def _pair(read: Read) -> tuple[tuple[int, int], int]:

@@ -188,6 +188,8 @@ class Search:
                 raise NotFoundError
         if row.rounds_statistics:
             self._check_statistics(node, number, level)
+        if row.every_item:  # in another step there may be more of them
+            self._read.length(node, row.every_item)
         below = strides if row.keeps_strides else None
         joins = len(row.unsaved(node)) > 1
         held = self._held_parameter(node, number, level) if row.name == "cast" else None

@@ -30,6 +30,9 @@ def _square(x: torch.Tensor) -> torch.Tensor:
     return y * y
 
 
+_rows, _columns = torch.arange(8)[:, None], torch.arange(8)
+
+
 PAIRS: dict[str, tuple[Function, Function]] = {
     "a wrapped number's kind": (lambda x: x * 1, lambda x: x * 1.0),
     "a wrapped number's zero": (lambda x: x * 0.0, lambda x: x * -0.0),
@@ -58,6 +61,9 @@ PAIRS: dict[str, tuple[Function, Function]] = {
     ),
     "depth of an input": (lambda x: (x @ x).tanh().neg(), lambda x: x.sin().tanh().neg()),
     "a dtype below": (lambda x: x.bfloat16().float(), lambda x: x.half().float()),
+    "an index more": (lambda x: x[_rows[:, 0]], lambda x: x[_rows, _columns]),
+    "an index less": (lambda x: x[_rows, _columns], lambda x: x[_rows[:, 0]]),
+    "the place of an index": (lambda x: x[_columns], lambda x: x[:, _columns]),
     "a write": (torch.relu, lambda x: torch.relu_(x * 2)),
     "sizes": (torch.neg, lambda x: x.repeat(2, 1).tanh().neg()),
     "strides": (torch.neg, lambda x: x.t().neg()),

@@ -97,6 +97,20 @@ def test_a_batch_of_products(engine):
     assert "bmm" in engine.found
 
 
+def test_the_products_of_all_pairs_beside_a_part_of_their_factors(engine):
+    """As a recommender takes them: some of a batch of small products."""
+    x = torch.randn(BATCH, 5, WIDTH, requires_grad=True)
+    first, second = torch.tril_indices(5, 5, -1)
+
+    def pairs(x):
+        rows = torch.tanh(x)
+        products = torch.bmm(rows, rows.transpose(1, 2))
+        return torch.cat([torch.relu(x[:, 0]), products[:, first, second]], 1).sin()
+
+    backward(pairs, x, engine)
+    assert "bmm>index>cat" in engine.found
+
+
 def test_a_channels_last_convolution(engine):
     module: nn.Module = nn.Conv2d(3, 6, 3).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     x = torch.randn(IMAGES).contiguous(memory_format=torch.channels_last).requires_grad_()

@@ -259,12 +259,16 @@ def test_a_result_whose_graph_is_gone(engine: Engine) -> None:
     with engine.hooks():
         y = functional.relu_(functional.layer_norm(held(make_leaf(4, 10)), (10,)))
         z = functional.layer_norm(held(make_leaf(4, 10)), (10,), make_leaf(10))
-        (y.sum() + z.sum()).backward()
+        row, like = (held(make_leaf(4, 10))[torch.tensor([2, 0])] for _ in range(2))
+        saver(like)  # its formula is tried, too
+        (y.sum() + z.sum() + row.sum()).backward()
         with torch.no_grad():
             y.mul_(2)
         found = len(engine.found)
+        assert engine.found[-1] == "index"
         saver(y)
         saver(z)
+        saver(row)
     assert len(engine.found) == found
 
 
