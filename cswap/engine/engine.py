@@ -20,7 +20,6 @@ from cswap.engine.packer import Packer
 from cswap.engine.replay.replay import Replay
 from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
-from cswap.engine.saved.results import OF_UNDER_WAY
 from cswap.engine.state import EngineState
 from cswap.engine.unpacker import Unpacker
 from cswap.stats.stats_file import make_record
@@ -143,7 +142,6 @@ class SwapEngine:
 
     def plan_copies(self, most_bytes: int) -> None:
         """Let so many bytes be under way over a link, each way; 0: by the device's own bounds."""
-        self._state.results.most_bytes = OF_UNDER_WAY * most_bytes
         for link in self._state.lanes.links:
             link.planned_bytes = most_bytes
 

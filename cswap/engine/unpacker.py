@@ -66,10 +66,7 @@ class Unpacker:
         if isinstance(packed, Apart):
             return packed.unpack(self.unpack)
         try:
-            entered = None
-            if chooser is not None:
-                chooser.settle()
-                entered = chooser.enter()
+            entered = None if chooser is None else chooser.enter()
             start_s = _now()
             if self._deaths or len(self._later) > MOST_LATER or state.interrupted:
                 state.tidy(in_step=True)

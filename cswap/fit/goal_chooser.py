@@ -311,6 +311,7 @@ class GoalChooser:
 
     def enter(self) -> Entered:
         """See `Chooser`."""
+        self.settle()
         step, other_bytes = self.step, 0
         if step.explored and not self.unified:
             other_bytes = self._lap_bytes() - self._counters.device_bytes

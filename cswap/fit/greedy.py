@@ -57,7 +57,11 @@ class Search:
             for way in saved.ways
         }
         held = (self._bytes[one].all() for one in self.ways.items())
-        self.total = sum(held, problem.other_bytes())
+        self._lent = problem.lent_bytes(self.ways)
+        self.total = sum(held, problem.other_bytes() + self._lent)
+        # Tensors whose ways decide about inputs that are lent.
+        self._lend = {one.number for one in problem.lent}
+        self._lend |= {asker.number for one in problem.lent for asker in one.askers}
         self.added_s = sum(map(problem.alone_s, self.ways.values()))
 
     def changes(self, moment: int) -> Iterator[_Change]:
@@ -76,8 +80,14 @@ class Search:
         again = {i for i, way in self.ways.items() if way.action == REMAT}
         for _, added_s, i, way in sorted(found, key=itemgetter(0)):
             if way.action != REMAT or self._may_run(i, again):
-                now = self.ways[i]
-                yield added_s, self._bytes[i, way].all() - self._bytes[i, now].all(), i, way
+                yield added_s, self._more(i, way), i, way
+
+    def _more(self, index: int, way: Way) -> NDArray[np.float64]:
+        # Bytes at each moment that a change takes.
+        found = self._bytes[index, way].all() - self._bytes[index, self.ways[index]].all()
+        if index not in self._lend:
+            return found
+        return found + self.problem.lent_bytes({**self.ways, index: way}) - self._lent
 
     def _may_run(self, index: int, again: set[int]) -> bool:
         # Whether a tensor can be computed again besides these.
@@ -91,6 +101,8 @@ class Search:
         self.ways[index] = way
         self.added_s += added_s
         self.total = self.total + nbytes
+        if index in self._lend:
+            self._lent = self.problem.lent_bytes(self.ways)
 
     def plan(self) -> FitPlan:
         """The plan of these ways."""

@@ -5,12 +5,14 @@ Note [bytes over a step]
 A moment is a tensor's save or a tensor's use. From its save to its last use a tensor takes the
 bytes of the way in which it is held, and from its first use on its raw bytes. Over a link it takes
 its raw bytes for some moments more: a copy has to end first (`LAG`), and one back begins before the
-use (`AHEAD`). An operator holds its inputs until it has run (`DWELL`).
+use (`AHEAD`). An operator holds its inputs until it has run (`DWELL`). A tensor that is computed
+again needs its inputs before their own use: see Note [inputs are lent] in lent.py.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 from collections import Counter
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -19,7 +21,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.devices.cpu import CpuDevice
 from cswap.engine.recomputer import GOAL_DEPTH, LINK_DEPTH
+from cswap.fit.lent import are_there, lent_of
 from cswap.fit.saved import Decided, Way
 
 if TYPE_CHECKING:
@@ -138,6 +142,7 @@ class Problem:
         slots: first moments of those that a solver sees; the turn is one of its own.
         too_deep: indices of tensors that cannot all be computed again: one needs the next, and
             together they are more operators in a row than may be.
+        lent: see Note [inputs are lent] in lent.py.
     """
 
     def __init__(self, saved: Collection[Saved], over_link: OverLink | None = None) -> None:
@@ -148,7 +153,11 @@ class Problem:
         self.over_link = None if over_link is None else over_link.at(self.n_moments)
         self.turn = min(s.first_use for s in self.saved)
         self.slots = slots(self._counted(), self.turn, self.n_moments)
-        self.too_deep = tuple(self._too_deep(GOAL_DEPTH if over_link is None else LINK_DEPTH))
+        depth, waiting_bytes = LINK_DEPTH, math.inf
+        if over_link is None:
+            depth, waiting_bytes = GOAL_DEPTH, CpuDevice.ready_bytes
+        self.too_deep = tuple(self._too_deep(depth))
+        self.lent = lent_of(self.saved, depth, waiting_bytes)
 
     def _counted(self) -> NDArray[np.intp]:
         # Where there are too many: but those of tensors that never move.
@@ -330,6 +339,13 @@ class Problem:
             found[before:end] = one.nbytes + encoded
         return found
 
+    def lent_bytes(self, ways: Mapping[int, Way]) -> NDArray[np.float64]:
+        """Bytes at each moment of inputs that are lent. Args: ways: by index of the tensor."""
+        found = np.zeros(self.n_moments)
+        for one in itertools.compress(self.lent, are_there(self.lent, ways)):
+            found[one.begin : one.end] += self.saved[one.number].nbytes
+        return found
+
     def under_way(self, ways: Mapping[int, Way], most_bytes: int) -> NDArray[np.float64]:
         """Bytes at each moment that tensors on their way over a link may take.
 
@@ -355,7 +371,7 @@ class Problem:
             ways: by index of the tensor.
             moves: copies, as the solver expects them; default: as if no computation hid them.
         """
-        total = self.other_bytes()
+        total = self.other_bytes() + self.lent_bytes(ways)
         raw_bytes = sum(self.saved[i].nbytes for i in ways)
         for index, way in ways.items():
             total += self.bytes_of(index, way, moves=moves is None)

@@ -1,15 +1,15 @@
 """A goal's plan as a mixed-integer linear program, solved by HiGHS: `WayProgram`.
 
-The variables are the ways of the tensors; over a link, the bytes that move in each slot of the
-step, too (link_program.py).
+The variables are the ways of the tensors, and the inputs that are lent (lent.py); over a link, the
+bytes that move in each slot of the step, too (link_program.py).
 
 Note [most tensors are decided by the relaxation]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-With a link, the program of a large model takes HiGHS minutes. Its relaxation, in which a tensor may
-have a share of several ways, takes less than 0.1 s, and gives most tensors one way. So these are
-fixed, and the solver decides about the others. On five models the plan was within 2 % of the
-relaxation's bytes, which no plan can be below. A plan further away than `FAR` is compared with that
-of the whole program, and a program of `FEW` variables is solved whole at once.
+The program of a large model takes HiGHS long; with a link, minutes. Its relaxation, in which a
+tensor may have a share of several ways, takes a small part of that, and gives most tensors one way.
+So these are fixed, and the solver decides about the others. On five models with a link the plan was
+within 2 % of the relaxation's bytes, which no plan can be below. A plan further away than `FAR` is
+compared with that of the whole program, and a program of `FEW` variables is solved whole at once.
 
 Note [a busy machine makes the same plan]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -21,6 +21,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -62,7 +63,8 @@ FEW: Final = 200
 """Ways of all tensors up to which HiGHS solves the whole program in a second."""
 
 FAR: Final = 0.02
-"""Distance of a plan from the relaxation: in bytes, over these; in time, over that of a step."""
+"""Distance of a plan from the relaxation: in bytes, over these; in time, over that of a step, or
+without a link, over itself."""
 
 WHOLE: Final = 1e-6
 """Distance from 0 or 1 up to which a share is taken for that."""
@@ -170,6 +172,9 @@ class WayProgram:
         self._link: LinkProgram | None = None
         if problem.over_link is not None:
             self._link = LinkProgram(problem, [(v.index, v.way) for v in self._variables])
+        # The first column of the inputs that are lent, behind those of the link.
+        n_columns = 0 if self._link is None else self._link.n_columns
+        self._end = len(self._variables) + 2 + n_columns
 
     def within(self, limit_bytes: float, limit_s: float = math.inf) -> FitPlan | None:
         """The plan of the least time within so many bytes, and seconds; None: see `solve`.
@@ -209,17 +214,17 @@ class WayProgram:
             if self._link is not None:
                 most = like.under_way_bytes / MIB - self._link.largest[ways].max(initial=0.0)
                 always = self._link.always[ways].max(initial=0.0)
-                arrays.upper[MOST] = max(most, always) + ROUNDED
+                arrays.upper[self._end + MOST] = max(most, always) + ROUNDED
             x = arrays.best(fixed=np.ones(arrays.n_ways, np.bool_), at=ways, whole=False)
         else:
             over = self._problem.over_link
-            relaxes = over is not None and arrays.n_ways > FEW
             step_ms = None if over is None or math.isinf(limit_bytes) else MS * over.step_s
-            x = self._relaxed(arrays, step_ms) if relaxes else arrays.best()
+            x = self._relaxed(arrays, step_ms) if arrays.n_ways > FEW else arrays.best()
         return None if x is None else self._plan(x)
 
     def _relaxed(self, arrays: _Arrays, step_ms: float | None) -> NDArray[np.float64] | None:
-        # See Note [most tensors are decided by the relaxation]. None: the cost is in bytes.
+        # See Note [most tensors are decided by the relaxation]. None: the cost is in bytes, or no
+        # step's time is known.
         found: list[NDArray[np.float64] | None] = []
         bound = -math.inf
         if (shares := arrays.best(whole=False)) is not None:
@@ -232,18 +237,20 @@ class WayProgram:
         return min((x for x in found if x is not None), key=lambda x: arrays.cost @ x, default=None)
 
     def _arrays(self, limit_bytes: float, limit_s: float) -> _Arrays:
-        # Columns: ways; the peak in MiB; the time that is added in ms; those of the link.
-        n, link = len(self._variables), self._link
+        # Columns: ways; the peak in MiB; the added time in ms; those of the link; inputs lent.
+        n, link, n_lent = len(self._variables), self._link, len(self._problem.lent)
         least_bytes = math.isinf(limit_bytes)
         added = MS * np.array([v.way.added_s for v in self._variables])
-        n_columns = n + 2 + (0 if link is None else link.n_columns)
+        n_columns = self._end + n_lent
         upper = np.concatenate([np.ones(n), [np.inf if least_bytes else limit_bytes / MIB]])
         upper = np.append(upper, [MS * limit_s, *([] if link is None else link.upper)])
+        upper = np.append(upper, np.ones(n_lent))
         tiny = 1e-4 / (1.0 + added.sum())  # of equal peaks, the fastest
         cost = np.zeros(n_columns)
         cost[n : n + 2] = (1.0, tiny) if least_bytes else (0.0, 1.0)
         if math.isfinite(limit_s) and link is None:
-            cost[:n] = OFF_PEAK * self._mean_bytes()
+            means = OFF_PEAK * self._columns().mean(axis=0)
+            cost[:n], cost[self._end :] = means[:n], means[n:-1]
         options = SEARCH if link is None else SEARCH_OVER_LINK
         return _Arrays(n, cost, upper, self._constraints(n_columns, added, link), options)
 
@@ -253,7 +260,7 @@ class WayProgram:
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array, hstack
 
-        n, (nbytes, other) = len(self._variables), self._bytes()
+        n, (nbytes, lent, other) = len(self._variables), self._bytes
 
         def rows(*blocks: Any, below: Any, above: Any = -np.inf) -> Any:
             # The first columns; the others are 0.
@@ -266,12 +273,11 @@ class WayProgram:
             return csr_array((np.ones(len(cells)), (row, column)), (max(row) + 1, n))
 
         peak = np.full((len(nbytes), 1), -1.0)
-        under_way = []
-        if link is not None:
-            under_way = [np.zeros_like(peak), np.tile(link.under_way(), (len(nbytes), 1))]
+        under_way = [] if link is None else [np.tile(link.under_way(), (len(nbytes), 1))]
         found = [
-            rows(nbytes, peak, *under_way, below=-other),
+            rows(nbytes, peak, np.zeros_like(peak), *under_way, lent, below=-other),
             rows(ones(self._once()), below=1.0, above=1.0),
+            *self._lent_rows(n_columns),
         ]
         if apart := self._apart():
             cells = [(row, column) for row, columns in enumerate(apart) for column in columns]
@@ -282,7 +288,41 @@ class WayProgram:
             found.append(rows(row, below=0.0, above=0.0))
         if link is None:
             return [*found, rows(np.append(added, [0.0, -1.0])[None, :], below=0.0)]
-        return [*found, *(LinearConstraint(*row) for row in link.rows())]
+        for matrix, above, below in link.rows():
+            found.append(rows(matrix, below=below, above=above))
+        return found
+
+    def _lent_rows(self, n_columns: int) -> Iterator[Any]:
+        # An input that goes on, or is asked for by one that is computed again, is there unless it
+        # stays: see `are_there`.
+        from scipy.optimize import LinearConstraint
+        from scipy.sparse import csr_array
+
+        columns = {(v.index, v.way.action): c for c, v in enumerate(self._variables)}
+        cells, most = list[tuple[int, int, float]](), list[float]()
+
+        def row(*entries: tuple[int, float], below: float) -> None:
+            cells.extend((len(most), column, value) for column, value in entries)
+            most.append(below)
+
+        lent = self._problem.lent
+        for n, one in enumerate(lent, self._end):
+            if one.before >= 0:
+                row((self._end + one.before, 1.0), (n, -1.0), below=0.0)
+            unless = [(columns[key], -1.0) for key in [(one.number, KEEP)] if key in columns]
+            for asker in one.askers:
+                if (again := columns.get((asker.number, REMAT))) is not None:
+                    if asker.lent < 0:
+                        row((again, 1.0), (n, -1.0), *unless, below=0.0)
+                        continue
+                    brought = [(self._end + asker.lent, 1.0)]
+                    if (before := lent[asker.lent].before) >= 0:
+                        brought.append((self._end + before, -1.0))
+                    row((again, 1.0), *brought, (n, -1.0), *unless, below=1.0)
+        if most:
+            at_row, at_column, values = zip(*cells, strict=True)
+            matrix = csr_array((values, (at_row, at_column)), (len(most), n_columns))
+            yield LinearConstraint(matrix, -np.inf, np.array(most))
 
     def _is_of(self, plan: FitPlan, variable: _Variable) -> bool:
         decided = plan.decided.get(self._problem.saved[variable.index].names[0])
@@ -294,20 +334,23 @@ class WayProgram:
         several = owner[np.abs(shares - np.round(shares)) > WHOLE]
         return ~np.isin(owner, several)
 
-    def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        # [moments, variables] and the others' [moments], in MiB, without moments at which no plan
-        # holds more than at another one.
+    @cached_property
+    def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+        # [moments, variables], [moments, lent] and the others' [moments], in MiB, without moments
+        # at which no plan holds more than at another one.
+        values = self._columns()
+        values, n = values[undominated(values, self._problem.slots)], len(self._variables)
+        return values[:, :n], values[:, n:-1], values[:, -1]
+
+    def _columns(self) -> NDArray[np.float64]:
+        # [moments, variables + lent + 1] in MiB.
         problem = self._problem
         alone = problem.over_link is None
         found = [problem.bytes_of(v.index, v.way, moves=alone) for v in self._variables]
-        values = np.array([*found, problem.other_bytes()]).T / MIB
-        values = values[undominated(values, problem.slots)]
-        return values[:, :-1], values[:, -1]
-
-    def _mean_bytes(self) -> NDArray[np.float64]:
-        # [variables] in MiB, over all moments.
-        problem = self._problem
-        return np.array([problem.bytes_of(v.index, v.way).mean() / MIB for v in self._variables])
+        lent = np.zeros((len(problem.lent), problem.n_moments))
+        for row, one in zip(lent, problem.lent, strict=True):
+            row[one.begin : one.end] = problem.saved[one.number].nbytes
+        return np.array([*found, *lent, problem.other_bytes()]).T / MIB
 
     def _once(self) -> list[tuple[int, int]]:
         # (tensor, variable) where the variable decides about the tensor: one of them does.
@@ -336,6 +379,7 @@ class WayProgram:
         ways = {v.index: v.way for v in itertools.compress(self._variables, taken)}
         if self._link is None:
             return self._problem.plan(ways)
+        x = x[: self._end]
         waits, early = x[n + 2 : -N_SINGLE].reshape(N_BLOCKS, -1)[2:4]
         always, largest = self._link.always[taken].max(), self._link.largest[taken].max()
         most = max(waits.max(), early.max(), always) + largest
@@ -345,13 +389,12 @@ class WayProgram:
 
 def worth(problem: Problem, plan: FitPlan) -> float:
     """Bytes that a plan within a time makes few, without a link: see `OFF_PEAK`."""
-    held = sum(
-        float(problem.bytes_of(i, way).mean())
+    ways = {
+        i: next(way for way in one.ways if way.action == plan.decided[one.names[0]].action)
         for i, one in enumerate(problem.saved)
-        for way in one.ways
-        if way.action == plan.decided[one.names[0]].action
-    )
-    return plan.peak_bytes + OFF_PEAK * held
+    }
+    held = sum(problem.bytes_of(*one).mean() for one in ways.items())
+    return plan.peak_bytes + OFF_PEAK * float(held + problem.lent_bytes(ways).mean())
 
 
 def undominated(rows: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[np.intp]:
@@ -363,9 +406,11 @@ def undominated(rows: NDArray[np.float64], starts: NDArray[np.intp]) -> NDArray[
     """
     kept: list[int] = []
     for start, stop in itertools.pairwise([*starts, len(rows)]):
-        for i in range(start, stop):
-            alike = (rows[start:stop] == rows[i]).all(axis=1)
-            above = (rows[start:stop] >= rows[i]).all(axis=1) & ~alike
-            if not (above.any() or alike[: i - start].any()):
-                kept.append(i)
+        slot = rows[start:stop]
+        slot = slot[:, (slot != slot[0]).any(axis=0)]
+        for i, row in enumerate(slot):
+            alike = (slot == row).all(axis=1)
+            above = (slot >= row).all(axis=1) & ~alike
+            if not (above.any() or alike[:i].any()):
+                kept.append(start + i)
     return np.array(kept, np.intp)

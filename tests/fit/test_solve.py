@@ -135,7 +135,8 @@ def test_the_solver_finds_the_best_plan_of_all(seed):
 def test_the_worth_of_a_plan_is_its_peak_and_a_part_of_the_bytes_at_all_moments():
     problem = random_problem(0)
     plan = within_time(problem, math.inf)
-    held = sum(problem.bytes_of(i, way) for i, way in chosen(problem, plan).items())
+    ways = chosen(problem, plan)
+    held = sum(problem.bytes_of(i, way) for i, way in ways.items()) + problem.lent_bytes(ways)
     assert worth(problem, plan) == pytest.approx(held.max() + OFF_PEAK * held.mean())
 
 
@@ -235,6 +236,7 @@ def test_a_busy_machine_makes_the_same_plan(monkeypatch):
         return found
 
     monkeypatch.setattr(optimize, "milp", counted)
+    monkeypatch.setattr("cswap.fit.way_program.FEW", math.inf)
     program = WayProgram(problem)
     limit_s = 0.3 * sum(max(way.added_s for way in one.ways) for one in problem.saved)
 

@@ -102,7 +102,7 @@ class Chooser(Protocol):
         ...
 
     def settle(self) -> None:
-        """Take tensors that are gone off the counts: more come, or somebody looks."""
+        """Take tensors that are gone off the counts: somebody looks at these."""
         ...
 
     def used(self, made: torch.Tensor | None = None) -> None:

@@ -18,16 +18,12 @@ if TYPE_CHECKING:
     from cswap.stats.counters import Counters
 
 MOST: Final = 2
-"""Results that wait at a time. One that has to go is brought back once more if it is asked for."""
+"""Results that wait at a time. One that has to go is brought back once more if it is asked for. A
+goal's plan counts all that might wait (Note [inputs are lent] in cswap/fit/lent.py)."""
 
 MOST_OVER_A_LINK: Final = 8
 """The same where to bring one back takes a link's time. On the twin's H200, a step of ResNet-50
 moves 316 ms over the link with 2, 223 with 4 and 210 with 8."""
-
-OF_UNDER_WAY: Final = 3
-"""Bytes of results that wait, at most, over those that a plan lets be under way: no plan counts
-results. Without a bound, no plan of ResNet-50 held 30 % of plain's peak on the twin's H200; with 2,
-a goal of 40 % takes 3 % longer, with 3 it does not."""
 
 
 class Results:
@@ -35,14 +31,12 @@ class Results:
 
     Attributes:
         waiting: the object without a handle of each, and its bytes.
-        most_bytes: that may wait, but for the newest result; 0: any.
     """
 
     def __init__(self, counters: Counters) -> None:
         """Args: counters: the engine's."""
         self._counters = counters
         self._lock = threading.Lock()
-        self.most_bytes = 0
         self.waiting: deque[tuple[weakref.ref[WithoutHandle], int]] = deque()
 
     def asked(self, first: WithoutHandle, memory: torch.Tensor) -> None:
@@ -88,9 +82,7 @@ class Results:
             self.waiting.append((weakref.ref(first), first.nbytes))
             self._counters.hold(device=first.nbytes)
             most = MOST if first.lane.device.unified else MOST_OVER_A_LINK
-            while len(self.waiting) > most or (
-                0 < self.most_bytes < self.nbytes and len(self.waiting) > 1
-            ):
+            while len(self.waiting) > most:
                 self._drop_oldest()
 
     def _let_go(self, first: WithoutHandle) -> None:
