@@ -7,6 +7,8 @@ compiling   on a machine's first use, as long as another process compiles the ke
 exploring   `EXPLORED` steps with each tensor in its smallest form (exploration.py).
 timing      two steps without cswap, and one with marks, on a GPU that has memory for them
             (plain_steps.py). With a limit of bytes, the allocator gives back its blocks after them.
+            Without one, two run again before a plan is made because steps take too long, or less
+            than they may.
 planning    as exploring, until a thread beside the training has made the plan (solve.py).
 obeying     the plan; each step is measured, and the next plan corrected by that (correction.py). A
             step of other tensors (drift) is explored again; if its tensors are larger, the next
@@ -279,7 +281,7 @@ class FitController:
 
     def _end(self, step: Step) -> None:
         self._note(step)
-        if self._phase == "timing":
+        if self._phase == "timing" or self._plain.run:
             if self._plain.note(step):
                 self._end_timing()
         elif self._phase in ("exploring", "planning"):
@@ -349,8 +351,7 @@ class FitController:
         if self._explore_if_drifted(step) or self._plan_for_larger(step, plan):
             return
         if self._asked.limit_bytes is None:
-            if self._pace.changes(self._asked.slowdown or 1.0):
-                self._begin_planning()
+            self._keep_pace()
         elif step.looked or not self._chooser.unified:
             self._keep_limit(self._asked.limit_bytes, plan, looked=step.looked)
         if step.looked:
@@ -538,7 +539,7 @@ class FitController:
         usable = self._asked.limit_bytes if self._asked.of_device else None
         if usable is None:
             usable = usable_bytes(self._device)
-        if self._plain.begin(explored, problem.raw_peak_bytes + self._other, usable):
+        if self._plain.begin(problem.raw_peak_bytes + self._other, usable, explored):
             self._phase = "timing"
             return
         if self._asked.by_default:  # see Note [a step that does not fit]
@@ -546,7 +547,22 @@ class FitController:
             log.info("fit: without cswap, a step does not fit the device: its memory is the goal.")
         self._begin_planning()
 
+    def _keep_pace(self) -> None:
+        if self._pace.changes(self._asked.slowdown or 1.0, self._time_plain):
+            self._begin_planning()
+
+    def _time_plain(self) -> bool:
+        # Plain steps run again, and then the plan goes on.
+        problem, usable = self._problem, usable_bytes(self._device)
+        return problem is not None and self._plain.begin(
+            problem.raw_peak_bytes + self._other, usable
+        )
+
     def _end_timing(self) -> None:
+        if self._phase != "timing":
+            self._pace.plain_again()
+            self._keep_pace()
+            return
         self._phase = "planning"
         if self._problem is not None and self._plain.times is not None:
             self._problem = self._problem.timed_by(self._plain.times)

@@ -5,8 +5,9 @@ Note [a step's time and the plain one's]
 A busy machine slows both down, so both are measured in the same steps. A step that is looked at
 says how long it took without the hooks; its own time is longer than that of the others, which are
 the steps that the slowdown is of. A GPU stands still while its host is in the hooks, and for a
-while after them. So a step without cswap says how long that takes, where there is memory for one;
-else it takes as long as the others less the time that the plan adds, at the most.
+while after them. So steps without cswap say how long that takes, where there is memory for them;
+else it takes as long as the others less the time that the plan adds, at the most. They are repeated
+before a plan gets more time or less: a machine may have become slower, or faster, since.
 
 Where the steps are too slow, the next plan gets a smaller share of the time. Where they are fast
 for a while, a larger one again. It is the median of the looks since the plan began that says so, by
@@ -25,6 +26,8 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cswap.fit.seen import Step
 
 TIMED: Final = {"cpu": 4, "cuda": 16}
@@ -103,6 +106,7 @@ class Pace:
         # Of those and a plain step, since the plan began.
         self._quotients: deque[float] = deque(maxlen=LOOKS[kind][1])
         self._has_looked = False  # since the last decision
+        self._is_timed = False  # a plain step, since the last decision
 
     @property
     def step_s(self) -> float | None:
@@ -131,15 +135,24 @@ class Pace:
 
         It may have had no backward, or a pause. So its time has to be near the one that is known:
         an explored step without the hooks takes no less time than a plain one, and not much more.
+        Later, a step that obeys a plan takes no less.
 
         Args:
             step_s: its seconds.
         """
-        most_s = self.plain_s or math.inf
-        if not NOT_PLAIN * most_s <= step_s <= LONGEST_PLAIN * most_s:
+        known_s = self.plain_s or math.inf
+        most_s = (self.step_s or math.inf) if self.was_plain else LONGEST_PLAIN * known_s
+        if not NOT_PLAIN * known_s <= step_s <= most_s:
             return False
         self.plain_s, self.was_plain = step_s, True
         return True
+
+    def plain_again(self) -> None:
+        """Plain steps have run again: the latest steps are compared with them at once."""
+        if self.plain_s and self.step_s:
+            self._quotients.clear()
+            self._quotients.append(self.step_s / self.plain_s)
+            self._has_looked = self._is_timed = True
 
     def explore(self) -> None:
         """The next steps are explored: of their times, nothing is known."""
@@ -164,14 +177,17 @@ class Pace:
         # Over a plain step's time.
         return ALLOWED[self._kind] * (slowdown - 1)
 
-    def changes(self, slowdown: float) -> bool:
+    def changes(self, slowdown: float, time_plain: Callable[[], bool] = lambda: False) -> bool:
         """Decide about the share, once after each look; whether it has changed.
 
         Args:
             slowdown: longest step over that without cswap.
+            time_plain: lets plain steps run first, if there is room; whether it does. Then
+                `plain_again` is called.
         """
         if not self._has_looked or len(self._quotients) < LOOKS[self._kind][0]:
             return False
+        is_timed, self._is_timed = self._is_timed or not self.was_plain, False
         self._has_looked = False
         took = statistics.median(self._quotients)
         distance = statistics.median(abs(one - took) for one in self._quotients)
@@ -181,6 +197,8 @@ class Pace:
             return False
         too_slow = 1 + TOO_SLOW * allowed
         if took - error > too_slow and self.share > LEAST_SHARE:
+            if not is_timed and time_plain():
+                return False
             self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
             self.share = max(LEAST_SHARE, self._less(allowed, took - error) * self.share)
             return True
@@ -190,6 +208,8 @@ class Pace:
             self._wait -= 1
             more = self._more(allowed, took + error)
             if self._wait < 0 and more >= MORE[0]:
+                if not is_timed and time_plain():
+                    return False
                 self.share = min(1.0, more * self.share)
                 return True
         return False

@@ -31,39 +31,43 @@ PLAIN_SHARE: Final = 0.9
 class PlainSteps:
     """Takes the hooks off for some steps, and tells a pace how long these take.
 
-    After them, one step has hooks that mark its times (marked_step.py).
+    After the first ones, one step has hooks that mark its times (marked_step.py).
 
     Attributes:
         times: of a plain step, at the moments of the explored one; None: not known.
+        run: whether these steps run.
     """
 
     def __init__(self, engine: SwapEngine, pace: Pace, watch: Stopwatch) -> None:
         """Args: engine: whose hooks go off; pace: is told; watch: of the device."""
         self._engine, self._pace, self._watch, self._n = engine, pace, watch, 0
+        self.run = False
         self._explored: Step | None = None
         self._marked: MarkedStep | None = None
         self.times: Times | None = None
 
-    def begin(self, explored: Step, peak_bytes: float, usable_bytes: int) -> bool:
+    def begin(self, peak_bytes: float, usable_bytes: int, explored: Step | None = None) -> bool:
         """The next steps are to run without cswap; whether there is room for that.
 
         Args:
-            explored: a step before them.
             peak_bytes: expected of such a step.
             usable_bytes: that it could take.
+            explored: a step before them, whose moments are to be timed; None: they have been.
         """
         if peak_bytes >= PLAIN_SHARE * usable_bytes:
             return False
-        self._n, self._explored, self.times = 0, explored, None
+        self._n, self._explored, self.run = 0, explored, True
+        if explored is not None:
+            self.times = None
         self._engine.sits_out = True
         return True
 
     def note(self, step: Step) -> bool:
         """One of them has ended; whether it was the last, so that the hooks are on again."""
-        if self._explored is None:  # an interrupt came where they ended
+        if not self.run:  # an interrupt came where they ended
             return True
         self._n += 1
-        if self._marked is not None:
+        if self._marked is not None and self._explored is not None:
             plain_s = self._pace.plain_s or 0.0
             times = self._marked.times(self._explored, step, plain_s)
             if times is not None and times.step_s <= LONGEST_MARKED * plain_s:
@@ -75,7 +79,7 @@ class PlainSteps:
                 return False
             self.end()
             return True
-        if self.times is None and self._n < MOST_PLAIN:
+        if self._explored is not None and self.times is None and self._n < MOST_PLAIN:
             self._mark()
             return False
         self.end()
@@ -90,7 +94,7 @@ class PlainSteps:
 
     def end(self) -> None:
         """The hooks are on from the next step on."""
-        self._engine.sits_out, self._engine.stand_in = False, None
+        self._engine.sits_out, self._engine.stand_in, self.run = False, None, False
         if self._marked is not None:
             self._marked.stop()
         self._explored = self._marked = None

@@ -73,6 +73,45 @@ def test_a_goal_is_planned_after_steps_without_cswap(gpu):
         assert goal.measured_bytes is None  # the meter is the user's
 
 
+@pytest.mark.parametrize(
+    ("busy", "adds", "plans"), [(1.3, 0.1, 1), (0.7, 0.1, 1), (1.0, 0.3, 2), (1.3, 0.3, 2)]
+)
+def test_plain_steps_run_again_before_a_plan_gets_less_time(gpu, monkeypatch, busy, adds, plans):
+    """All steps take ``busy`` times as long, later; one with a plan adds so much of a plain one."""
+    speed, added = [1.0], [0.1]
+
+    def plain_s(step):
+        return speed[0]
+
+    def step_s(step):
+        return speed[0] * (1 + added[0] * (step.n_uses > 0))
+
+    monkeypatch.setattr("cswap.fit.seen.Step.plain_s", property(plain_s))
+    monkeypatch.setattr("cswap.fit.seen.Step.step_s", property(step_s))
+    net, x, expected = made()
+    with cswap.install(net, min_bytes=0) as handle:
+        train(gpu, handle, net, x, expected, 30)
+        fit: Any = handle._fit
+        goal: Any = handle.goal
+        assert (goal.phase, goal.plans, goal.plain_s) == ("obeying", 1, 1.0)
+        decided = fit._plan.decided
+        speed[0], added[0] = busy, adds
+        seen = train(gpu, handle, net, x, expected, 70)
+        assert {phase for phase, _ in seen} == {"obeying"}
+        n_off = sum(a == b for (_, a), (_, b) in itertools.pairwise(seen))
+        goal = handle.goal
+        assert min(goal.plans, 2) == plans
+        assert (fit._pace.share < 1) is (plans > 1)
+        if plans == 1:
+            assert fit._plan.decided is decided
+        if busy < 1:  # nothing is too slow
+            assert (n_off, goal.plain_s) == (0, 1.0)
+        else:
+            assert n_off >= plain_steps.PLAIN_STEPS
+            assert goal.plain_s == busy
+        assert handle.stats.fallbacks == 0, handle.stats.fallbacks_by_reason
+
+
 def test_bytes_that_are_not_the_engines_are_seen_in_explored_steps(gpu, monkeypatch):
     net, x, expected = made()
     with cswap.install(net, min_bytes=0) as handle:

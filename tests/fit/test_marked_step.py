@@ -198,7 +198,7 @@ def test_steps_that_are_not_plain_are_repeated(monkeypatch, answers, marked_s, n
     monkeypatch.setattr(MarkedStep, "times", lambda *_: Times(np.ones(1), np.ones(1), left.pop(0)))
     step = Step(explored=True, watch=Watch())
     step.began = step.ended = Mark(0.0, 0.0, 0.0)
-    assert plain.begin(step, 1.0, 10)
+    assert plain.begin(1.0, 10, step)
     n = 1
     while not plain.note(step):
         assert engine.sits_out is (engine.stand_in is None)
