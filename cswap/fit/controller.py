@@ -58,6 +58,7 @@ from cswap.fit.last_resort import LastResort, reachable
 from cswap.fit.link_rates import link_rates
 from cswap.fit.pace import Pace
 from cswap.fit.plain_steps import PlainSteps
+from cswap.fit.plan_costs import PlanCosts
 from cswap.fit.resident import Resident, meter_for
 from cswap.fit.schedule import Schedule, made_for
 from cswap.fit.solve import found_for, load_solver, smallest
@@ -79,9 +80,6 @@ after which nobody holds a goal by default."""
 
 SETTLING: Final = 1
 """Steps after a change of plan whose peak does not count: half of it is of the plan before."""
-
-DRIFT_EVERY: Final = 8
-"""Least steps between two explorations because of drift: shapes may change in every step."""
 
 MOST_DRIFTS: Final = 3
 """Explorations because of drift, after which no plan is taken to know all steps."""
@@ -145,7 +143,6 @@ class FitController:
         self._phase: Phase = "exploring"
         self._exploration: Exploration | None = None
         self._problem: Problem | None = None
-        self._priced: Problem | None = None  # at the prices of the prediction of the plan's time
         self._planning: Background[tuple[Found, Problem]] | None = None
         self._plan: FitPlan | None = None
         self._smallest_bytes: int | None = None
@@ -153,8 +150,6 @@ class FitController:
         self._plans = self._since = self._repriced = self._drifts = self._waited = 0
         self._waits = False  # the step that runs has several forwards
         self._compares = False  # the plan that is being made with the one that is obeyed
-        self._steps_s: list[tuple[FitPlan, float]] = []  # of a GPU, that obeyed these plans
-        self._measured_s: float | None = None  # that this one adds, at measured times
         self._other = 0.0
         self._resident_then = 0  # when that was measured
         self._margin = MARGIN if device.type == "cuda" else COUNTED_MARGIN
@@ -162,6 +157,7 @@ class FitController:
         self._most_repriced = MOST_REPRICED if link is None else MOST_OVER_LINK
         self._pace = Pace("cuda" if device.type == "cuda" else "cpu")
         self._plain = PlainSteps(engine, self._pace, watch)
+        self._costs = PlanCosts(self._chooser, self._pace)
         load_solver()
         self._measured: int | None = None
         self._drift = Drift()
@@ -192,7 +188,8 @@ class FitController:
         plan, plain_s = self._plan, self._pace.plain_s
         slower = None
         if plan is not None and plain_s:
-            added_s = plan.added_s if self._measured_s is None else self._measured_s
+            measured_s = self._costs.obeyed_s
+            added_s = plan.added_s if measured_s is None else measured_s
             slower = 1 + added_s / plain_s
         return Goal(
             self._asked.limit_bytes,
@@ -217,14 +214,14 @@ class FitController:
         limit, problem = self._asked.limit_bytes, self._problem
         if limit is None or problem is None:
             return None
-        plans = smallest(self._with_measured_times())
+        plans = smallest(self._costs.repriced(problem))
         other = max(0.0, self._other - self._resident_then)
         growing = min(plan.peak_bytes for plan in plans) + other
         return max(0.0, self._correction.room(limit, self._resident.nbytes)) / max(1.0, growing)
 
     def curve(self, goals: int) -> Curve:
         """See `InstallHandle.curve`."""
-        plan, problem, measured_s = self._plan, self._priced, self._measured_s
+        plan, problem, measured_s = self._plan, self._costs.priced, self._costs.obeyed_s
         if plan is None or problem is None:
             raise ConfigError(
                 f"curve: there is no plan of explored steps (phase {self._phase!r}). Remedy: "
@@ -363,7 +360,7 @@ class FitController:
         if plan is None or not step.looked or self._phase == "changing":
             return False
         drifted = self._drift.in_step(step, plan)
-        if drifted and self._since >= DRIFT_EVERY:
+        if drifted and self._since >= LOOK_EVERY:
             self._drifts += 1
             if self._drifts > MOST_DRIFTS:
                 self._phase = "changing"
@@ -416,10 +413,10 @@ class FitController:
             and (self._chooser.unified or self._pace.step_s is not None)
             and self._correction.may_loosen(look)
         ):
-            if self._note_cost(plan):  # else no tensor has been timed on this CPU
+            if self._costs.note(plan, self._problem):  # else no tensor has been timed on this CPU
                 # The next plan is obeyed if it takes less time.
                 self._compares = True
-                self._measure(plan)
+                self._costs.measure(plan, self._problem)
             self._begin_planning()
 
     def _obey_smaller(self, resort: LastResort, limit_bytes: int) -> None:
@@ -440,7 +437,7 @@ class FitController:
         if best is None:
             self._begin_planning()
             return
-        self._obey(best, self._measure(best))
+        self._obey(best, self._costs.measure(best, self._explored_problem))
         self._compares = self._correction.go_back()
         if self._compares:
             self._begin_planning()
@@ -453,10 +450,10 @@ class FitController:
             return
         if self._planning is not None or self._last_resort is not None or self._problem is None:
             return
-        if not self._note_cost(plan):
+        if not self._costs.note(plan, self._problem):
             return
         self._repriced += 1
-        measured_s = self._measure(plan)
+        measured_s = self._costs.measure(plan, self._problem)
         if self._asked.limit_bytes is None:
             return  # measured steps say how much time is left
         held = self._correction.held
@@ -470,32 +467,13 @@ class FitController:
         if self._is_better(best, measured_s, self._cost_s(best)):
             self._obey(best, self._cost_s(best))
 
-    def _note_cost(self, plan: FitPlan) -> bool:
-        # Whether the seconds that a plan adds have been measured. A GPU's steps are timed whole.
-        if self._chooser.unified:
-            return self._with_measured_times() is not self._problem
-        step_s = self._pace.step_s
-        if step_s is not None:
-            self._steps_s.append((plan, step_s))
-        return step_s is not None
-
     def _cost_s(self, plan: FitPlan) -> float:
-        # Measured seconds that a plan adds.
-        if self._chooser.unified:
-            return self._with_measured_times().added_s(plan)
-        steps_s = [step_s for one, step_s in self._steps_s if one is plan]
-        return min(steps_s, default=math.inf) - (self._pace.plain_s or 0.0)
+        return self._costs.of(plan, self._explored_problem)
 
-    def _measure(self, plan: FitPlan) -> float:
-        # The plan's time is predicted by measured ones from now on.
-        if self._chooser.unified:
-            self._priced = self._with_measured_times()
-        self._measured_s = self._cost_s(plan)
-        return self._measured_s
-
-    def _with_measured_times(self) -> Problem:
+    @property
+    def _explored_problem(self) -> Problem:
         assert self._problem is not None  # a plan has been made
-        return self._chooser.times.repriced(self._problem) or self._problem
+        return self._problem
 
     # -------------------------------------------------------------------- plans
 
@@ -523,8 +501,9 @@ class FitController:
         self._correction = Correction(self._margin)
         self.used.most_bytes = 0
         self._planning, self._repriced, self._smallest_bytes = None, 0, None
-        self._compares, self._measured_s, self._steps_s = False, None, []
-        self._exploration, self._priced = Exploration(self._chooser), None
+        self._compares = False
+        self._costs.forget()
+        self._exploration = Exploration(self._chooser)
 
     def _pose(self, exploration: Exploration) -> None:
         problem, explored = exploration.problem, exploration.fullest
@@ -595,7 +574,7 @@ class FitController:
         if self._asked.limit_bytes is None:
             limit_s = self._pace.allowed_s(self._asked.slowdown or 1.0)
         if self._asked.limit_bytes is not None or not self._chooser.unified:
-            problem = self._with_measured_times()
+            problem = self._costs.repriced(problem)
         problem, obeyed = problem.taking(self._pace.plain_s), self._plan if self._compares else None
         self._planning = Background(lambda: (found_for(problem, room, limit_s, obeyed), problem))
 
@@ -609,13 +588,13 @@ class FitController:
             return
         compares, self._compares = self._compares, False
         if compares:
-            before_s = self._measured_s if found.obeyed_s is None else found.obeyed_s
+            before_s = self._costs.obeyed_s if found.obeyed_s is None else found.obeyed_s
             gain = GAIN if self._chooser.unified else GAIN_OVER_LINK
             if found.plan is None or not self._is_better(
                 found.plan, before_s, found.plan.added_s, gain
             ):
                 return
-        self._plans, self._priced = self._plans + 1, problem
+        self._plans, self._costs.priced = self._plans + 1, problem
         plan, self._last_resort = found.plan, None
         if plan is None:
             plan, *others = found.smallest
@@ -636,7 +615,7 @@ class FitController:
         self._plan, self._since, self._measured = plan, 0, None
         self._drift.begin_plan()
         self._pace.begin_plan(plan.added_s)
-        self._measured_s = measured_s
+        self._costs.obeyed_s = measured_s
         self._chooser.obey(plan.decided)
         self._engine.plan_copies(plan.under_way_bytes)
         self._engine.renumber()  # tensors that stay have no position
@@ -658,7 +637,7 @@ class FitController:
     def _give_up(self, why: str) -> None:
         say = log.info if self._asked.by_default else log.warning
         say("fit: %s; cswap decides as without a goal from here on.", why)
-        self._phase, self._priced = "given up", None
+        self._phase, self._costs.priced = "given up", None
         self.remove()
 
 

@@ -53,7 +53,8 @@ A GPU's peaks are known without a look."""
 
 LOOK_EVERY: Final = 8
 """Later, every so many steps are looked at; so many in a row after a step that was another one than
-the step before. In as many, tensors that are too small to swap are counted: most never change."""
+the step before. In as many, tensors that are too small to swap are counted: most never change. At
+least so many lie between two explorations because of drift: shapes may change in every step."""
 
 MOST_BETWEEN: Final = 256
 """The same on a GPU, where a look takes its host twice as long as the step. There, the first ones

@@ -120,16 +120,12 @@ def _asked_for(
 def are_there(lent: Sequence[Lent], ways: Mapping[int, Way]) -> list[bool]:
     """Whether each of them is there. Args: lent: of a step; ways: of its tensors, by index."""
     found: list[bool] = []
-    brought: list[bool] = []  # at that moment; else it was there before
     for one in lent:
-        goes_on = one.before >= 0 and found[one.before]
-        brought.append(
-            not goes_on
-            and ways[one.number].action != KEEP
-            and any(
-                ways[asker.number].action == REMAT and (asker.lent < 0 or brought[asker.lent])
+        is_there = one.before >= 0 and found[one.before]
+        if not is_there and ways[one.number].action != KEEP:
+            is_there = any(
+                ways[asker.number].action == REMAT and (asker.lent < 0 or found[asker.lent])
                 for asker in one.askers
             )
-        )
-        found.append(goes_on or brought[-1])
+        found.append(is_there)
     return found

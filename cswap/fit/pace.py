@@ -25,6 +25,8 @@ import statistics
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from cswap.fit.seen import LEAST_TIMED
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -33,9 +35,6 @@ if TYPE_CHECKING:
 TIMED: Final = {"cpu": 4, "cuda": 16}
 """Latest steps that are timed, by kind of device. On a CPU their median is the time of a step. On a
 GPU it is their lower quartile: in some, the engine learns, which doubles the host's time."""
-
-LEAST_TIMED: Final = 4
-"""Steps before there is a time that decides."""
 
 ALLOWED: Final = {"cpu": 0.75, "cuda": 1.0}
 """Share of the slowdown that steps may take by these times, by kind of device. On a CPU, caches

@@ -24,6 +24,9 @@ UNSEEN_S: Final = 10e-6
 """Seconds of a saved tensor on a CPU that no hook sees: torch's two calls of Python, hooks of
 modules. Caches that are left cold count in `ALLOWED` (pace.py)."""
 
+LEAST_TIMED: Final = 4
+"""Steps before there is a time that decides: one may have been delayed by another process."""
+
 WEIGHT: Final = 0.5
 """Weight of the newest measurement."""
 

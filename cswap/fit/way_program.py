@@ -305,20 +305,14 @@ class WayProgram:
             cells.extend((len(most), column, value) for column, value in entries)
             most.append(below)
 
-        lent = self._problem.lent
-        for n, one in enumerate(lent, self._end):
+        for n, one in enumerate(self._problem.lent, self._end):
             if one.before >= 0:
                 row((self._end + one.before, 1.0), (n, -1.0), below=0.0)
             unless = [(columns[key], -1.0) for key in [(one.number, KEEP)] if key in columns]
             for asker in one.askers:
                 if (again := columns.get((asker.number, REMAT))) is not None:
-                    if asker.lent < 0:
-                        row((again, 1.0), (n, -1.0), *unless, below=0.0)
-                        continue
-                    brought = [(self._end + asker.lent, 1.0)]
-                    if (before := lent[asker.lent].before) >= 0:
-                        brought.append((self._end + before, -1.0))
-                    row((again, 1.0), *brought, (n, -1.0), *unless, below=1.0)
+                    also = [] if asker.lent < 0 else [(self._end + asker.lent, 1.0)]
+                    row((again, 1.0), (n, -1.0), *unless, *also, below=float(len(also)))
         if most:
             at_row, at_column, values = zip(*cells, strict=True)
             matrix = csr_array((values, (at_row, at_column)), (len(most), n_columns))

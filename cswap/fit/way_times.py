@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.engine.order.chooser import MOST_TOOK
+from cswap.fit.seen import LEAST_TIMED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
 
 RUNS: Final = 8
 """Latest steps whose median counts."""
-
-LEAST_RUNS: Final = 4
-"""Steps before there is a time: one may have been delayed by another process."""
 
 
 class WayTimes:
@@ -78,7 +76,7 @@ class WayTimes:
     def seconds(self, name: Key, action: str) -> float | None:
         """Median of the latest steps; None: too few."""
         times = self._times.get((name, action), ())
-        return statistics.median(times) if len(times) >= LEAST_RUNS else None
+        return statistics.median(times) if len(times) >= LEAST_TIMED else None
 
     def repriced(self, problem: Problem) -> Problem | None:
         """The problem with measured times; None: none was measured."""

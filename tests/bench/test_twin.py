@@ -163,6 +163,7 @@ def test_a_goal_is_held_or_refused(model, share, is_held):
     found = call("worker", goal)
     assert "obeying" in found["goal"]
     assert found["peak_bytes"] <= 1.001 * share * plain
+    assert found["predicted_bytes"] == pytest.approx(found["peak_bytes"], rel=0.01)
 
 
 @pytest.mark.slow

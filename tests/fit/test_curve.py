@@ -221,10 +221,10 @@ def test_the_curve_agrees_with_the_goal_in_every_step_and_changes_nothing(
             before, stats = handle.goal, handle.stats.to_dict()
             found, fit_ = handle.curve(2), handle._fit
             assert_agrees(found, before)
-            priced_s = fit_._priced.added_s(fit_._plan)  # of the other points, too
+            priced_s = fit_._costs.priced.added_s(fit_._plan)  # of the other points, too
             assert found.present.added_s == pytest.approx(priced_s)
             assert (handle.goal, handle.stats.to_dict()) == (before, stats)
-            measured += fit_._measured_s is not None
+            measured += fit_._costs.obeyed_s is not None
     assert measured
 
 
@@ -242,8 +242,8 @@ def test_over_a_link(machine, install):
     assert found.points[-1].peak_bytes < found.points[0].peak_bytes
     # Time beside the computation, and not as if nothing hid the copies.
     assert found.points[-1].added_s < sum(
-        way.alone_s(handle._fit._priced.over_link.link)
-        for one in handle._fit._priced.saved
+        way.alone_s(handle._fit._costs.priced.over_link.link)
+        for one in handle._fit._costs.priced.saved
         for way in one.ways
         if way.action == "raw"
     )

@@ -21,6 +21,7 @@ from cswap.engine.trials import Trials
 from cswap.fit import controller, goal, goal_chooser, resident, solve, whole_device
 from cswap.fit.correction import Correction
 from cswap.fit.link_rates import LinkRates
+from cswap.fit.plan_costs import PlanCosts
 from cswap.fit.saved import Decided, Key
 from cswap.fit.solve import Found
 from cswap.profiler import LateProfile
@@ -213,7 +214,7 @@ def test_the_faster_plan_stays_however_late_the_second_one_is_made(machine, monk
 
     monkeypatch.setattr(controller, "found_for", noted)
     fit_controller: Any = controller.FitController
-    monkeypatch.setattr(fit_controller, "_note_cost", lambda *_: True)
+    monkeypatch.setattr(PlanCosts, "note", lambda *_: True)
     monkeypatch.setattr(fit_controller, "_cost_s", lambda _, plan: 1 + 50 * (plan is not made[0]))
     may_loosen = Correction.may_loosen
     looked: list[bool] = []

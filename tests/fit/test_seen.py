@@ -12,9 +12,9 @@ import torch
 
 from cswap.fit.exploration import Exploration
 from cswap.fit.link_rates import LinkRates
-from cswap.fit.pace import AIM, LEAST_SHARE, LEAST_TIMED, TIMED, Pace
+from cswap.fit.pace import AIM, LEAST_SHARE, TIMED, Pace
 from cswap.fit.saved import Key, Saved
-from cswap.fit.seen import Lap, Step
+from cswap.fit.seen import LEAST_TIMED, Lap, Step
 
 
 class Mark(NamedTuple):

@@ -10,8 +10,8 @@ from cswap.fit.goal import TOLERANCE, Goal, most_bytes
 from cswap.fit.goal_chooser import LOOK_EVERY
 from cswap.fit.problem import Problem
 from cswap.fit.saved import Decided, Key, Saved, Way
-from cswap.fit.seen import SeenTensor, Step
-from cswap.fit.way_times import LEAST_RUNS, RUNS, WayTimes
+from cswap.fit.seen import LEAST_TIMED, SeenTensor, Step
+from cswap.fit.way_times import RUNS, WayTimes
 from tests.fit.test_goal import is_held
 from tests.fit.test_solve import over_link
 
@@ -42,7 +42,7 @@ def run(times, *seconds, position=0):
 def test_a_time_is_the_median_of_the_latest_steps_without_a_look():
     times = WayTimes()
     times.settle(looked_step(), decided("remat", "zvc", "keep"))
-    run(times, *[0.1] * (LEAST_RUNS - 1))
+    run(times, *[0.1] * (LEAST_TIMED - 1))
     assert times.seconds(key(0), "remat") is None
     run(times, 0.3)
     assert times.seconds(key(0), "remat") == pytest.approx(0.1)
@@ -55,14 +55,14 @@ def test_a_time_is_the_median_of_the_latest_steps_without_a_look():
 def test_times_of_looked_steps_of_other_sizes_and_of_other_plans_do_not_count():
     times = WayTimes()
     times.settle(looked_step(), decided("remat"))
-    for _ in range(LEAST_RUNS):
+    for _ in range(LEAST_TIMED):
         times.took.append((0, MIB, 0.1))
         times.settle(looked_step(), decided("remat"))
         times.took.append((0, MIB + 1, 0.1))
         times.settle(Step(explored=False, looked=False), {})
     times.took.append((0, MIB, 0.1))
     times.expect_others()
-    run(times, *[0.1] * LEAST_RUNS)
+    run(times, *[0.1] * LEAST_TIMED)
     assert times.seconds(key(0), "remat") is None
 
 
@@ -86,8 +86,8 @@ def test_ways_that_were_not_measured_grow_by_the_excess_of_their_kind():
     times = WayTimes()
     assert times.repriced(problem()) is None
     times.settle(looked_step(), decided("remat", "zvc", "keep"))
-    run(times, *[0.004] * LEAST_RUNS)
-    run(times, *[0.012] * LEAST_RUNS, position=1)
+    run(times, *[0.004] * LEAST_TIMED)
+    run(times, *[0.012] * LEAST_TIMED, position=1)
     found = times.repriced(problem())
     assert found is not None
     assert prices(found, "keep") == [0.0] * 3
@@ -110,7 +110,7 @@ def test_on_a_gpu_the_times_of_a_kind_are_its_hosts():
     times = WayTimes()
     times.settle(looked_step(6), decided(*["raw"] * 4, "remat", "keep"))
     for position, seconds in enumerate((5.0, 0.1, 0.2, 0.2, 0.4)):
-        run(times, *[seconds] * LEAST_RUNS, position=position)
+        run(times, *[seconds] * LEAST_TIMED, position=position)
     found = times.repriced(linked)
     assert found is not None
     for one in found.saved:
