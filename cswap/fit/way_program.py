@@ -9,7 +9,7 @@ The program of a large model takes HiGHS long; with a link, minutes. Its relaxat
 tensor may have a share of several ways, takes a small part of that, and gives most tensors one way.
 So these are fixed, and the solver decides about the others. On five models with a link the plan was
 within 2 % of the relaxation's bytes, which no plan can be below. A plan further away than `FAR` is
-compared with that of the whole program, and a program of `FEW` variables is solved whole at once.
+compared with that of the whole program, and a program of few variables is solved whole at once.
 
 Note [a busy machine makes the same plan]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -21,7 +21,6 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -60,7 +59,10 @@ SEARCH_OVER_LINK: Final = {"time_limit": MOST_S, "mip_rel_gap": 0.015, "node_lim
 """Options of the solver with a link."""
 
 FEW: Final = 200
-"""Ways of all tensors up to which HiGHS solves the whole program in a second."""
+"""Ways of all tensors up to which HiGHS solves the whole program with a link in a second."""
+
+FEW_ALONE: Final = 1000
+"""The same without a link, where the relaxation takes more of the training's memory."""
 
 FAR: Final = 0.02
 """Distance of a plan from the relaxation: in bytes, over these; in time, over that of a step, or
@@ -219,7 +221,8 @@ class WayProgram:
         else:
             over = self._problem.over_link
             step_ms = None if over is None or math.isinf(limit_bytes) else MS * over.step_s
-            x = self._relaxed(arrays, step_ms) if arrays.n_ways > FEW else arrays.best()
+            few = FEW_ALONE if over is None else FEW
+            x = self._relaxed(arrays, step_ms) if arrays.n_ways > few else arrays.best()
         return None if x is None else self._plan(x)
 
     def _relaxed(self, arrays: _Arrays, step_ms: float | None) -> NDArray[np.float64] | None:
@@ -260,7 +263,7 @@ class WayProgram:
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array, hstack
 
-        n, (nbytes, lent, other) = len(self._variables), self._bytes
+        n, (nbytes, lent, other) = len(self._variables), self._bytes()
 
         def rows(*blocks: Any, below: Any, above: Any = -np.inf) -> Any:
             # The first columns; the others are 0.
@@ -328,7 +331,6 @@ class WayProgram:
         several = owner[np.abs(shares - np.round(shares)) > WHOLE]
         return ~np.isin(owner, several)
 
-    @cached_property
     def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
         # [moments, variables], [moments, lent] and the others' [moments], in MiB, without moments
         # at which no plan holds more than at another one.
@@ -338,13 +340,16 @@ class WayProgram:
 
     def _columns(self) -> NDArray[np.float64]:
         # [moments, variables + lent + 1] in MiB.
-        problem = self._problem
+        problem, n = self._problem, len(self._variables)
         alone = problem.over_link is None
-        found = [problem.bytes_of(v.index, v.way, moves=alone) for v in self._variables]
-        lent = np.zeros((len(problem.lent), problem.n_moments))
-        for row, one in zip(lent, problem.lent, strict=True):
+        found = np.zeros((n + len(problem.lent) + 1, problem.n_moments))
+        for row, v in zip(found, self._variables, strict=False):
+            row[:] = problem.bytes_of(v.index, v.way, moves=alone)
+        for row, one in zip(found[n:], problem.lent, strict=False):
             row[one.begin : one.end] = problem.saved[one.number].nbytes
-        return np.array([*found, *lent, problem.other_bytes()]).T / MIB
+        found[-1] = problem.other_bytes()
+        found /= MIB
+        return found.T
 
     def _once(self) -> list[tuple[int, int]]:
         # (tensor, variable) where the variable decides about the tensor: one of them does.
@@ -377,7 +382,8 @@ class WayProgram:
         waits, early = x[n + 2 : -N_SINGLE].reshape(N_BLOCKS, -1)[2:4]
         always, largest = self._link.always[taken].max(), self._link.largest[taken].max()
         most = max(waits.max(), early.max(), always) + largest
-        moves = Moves(int(MIB * most), MIB * x[PASSING], float(x[n + 1]) / MS)
+        added_s = max(0.0, float(x[n + 1])) / MS  # within the solver's tolerance it may be less
+        moves = Moves(int(MIB * most), MIB * x[PASSING], added_s)
         return self._problem.plan(ways, moves)
 
 

@@ -236,7 +236,6 @@ def test_a_busy_machine_makes_the_same_plan(monkeypatch):
         return found
 
     monkeypatch.setattr(optimize, "milp", counted)
-    monkeypatch.setattr("cswap.fit.way_program.FEW", math.inf)
     program = WayProgram(problem)
     limit_s = 0.3 * sum(max(way.added_s for way in one.ways) for one in problem.saved)
 
