@@ -181,6 +181,10 @@ class LinkDevice(Device):
     def hold(self, memory: torch.Tensor, after: Any) -> None:
         """Keep host memory that nobody else keeps, until one of torch's events has fired."""
 
+    @abc.abstractmethod
+    def let_go_held(self) -> None:
+        """Let go of memory that `hold` keeps and whose event has fired."""
+
 
 def without_memory(made: object) -> UnsupportedError:
     """The error for a result of `Device.allocate` that is no plain tensor. Args: made: it."""

@@ -141,14 +141,15 @@ class CudaDevice(LinkDevice):
     def drain(self) -> None:
         """See `Device.drain`."""
         torch.cuda.synchronize(self.device)
-        self._let_go_held()
+        self.let_go_held()
 
     def hold(self, memory: torch.Tensor, after: torch.cuda.Event) -> None:
         """See `LinkDevice.hold`: CuPy's pool gives a block out again at once, whatever uses it."""
-        self._let_go_held()
+        self.let_go_held()
         self._held.append((after, memory))
 
-    def _let_go_held(self) -> None:
+    def let_go_held(self) -> None:
+        """See `LinkDevice.let_go_held`."""
         try:
             while self._held and self._held[0][0].query():  # type: ignore[no-untyped-call]
                 self._held.popleft()

@@ -140,10 +140,14 @@ class SwapEngine:
         """Whether the chooser sees the step that begins: Note [steps without a look]."""
         self._state.chooser = self._state.goal if looks else None
 
-    def plan_copies(self, most_bytes: int) -> None:
-        """Let so many bytes be under way over a link, each way; 0: by the device's own bounds."""
-        for link in self._state.lanes.links:
-            link.planned_bytes = most_bytes
+    def plan_copies(self, most_bytes: int, *, spares: bool = False) -> None:
+        """Let so many bytes be under way over a link, each way.
+
+        Args:
+            most_bytes: 0: by the device's own bounds.
+            spares: then one tensor at a time: memory counts more than time.
+        """
+        self._state.lanes.plan_copies(most_bytes, spares=spares)
 
     def ring_bytes(self, handle: Handle, codec: str) -> int:
         """Bytes of device memory that encodings like this one pass through on their way out.

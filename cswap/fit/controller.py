@@ -495,7 +495,7 @@ class FitController:
     def _explore(self) -> None:
         self._asked = self._first_asked
         self._engine.renumber()
-        self._engine.plan_copies(0)
+        self._engine.plan_copies(0, spares=True)
         self._phase, self._since = "exploring", 0
         self._pace.explore()
         self._correction = Correction(self._margin)

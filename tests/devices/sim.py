@@ -68,6 +68,9 @@ class SimDevice(LinkDevice):
         """See `LinkDevice.hold`: until all work has run."""
         self._held.append(memory)
 
+    def let_go_held(self) -> None:
+        """See `LinkDevice.let_go_held`."""
+
     def side_streams(self) -> SideStreams:
         """See `LinkDevice.side_streams`."""
         return self._side_streams
@@ -80,7 +83,8 @@ class SimStreams:
         """Args: cuda: has the streams."""
         self._cuda = cuda
         self.codec, self.d2h, self.h2d = cuda.Stream(), cuda.Stream(), cuda.Stream()
-        self.new_event = cuda.Event
+        self.memcpy: Any = self._copy
+        self.new_event: Any = cuda.Event
 
     def current(self) -> Any:
         """See `SideStreams.current`; meanwhile some work runs."""
@@ -88,8 +92,7 @@ class SimStreams:
         cuda.run_some(cuda._random.choice([0, 0, 0, 1, 2, 8]))
         return cuda.current_stream()
 
-    def memcpy(self, target: int, source: int, nbytes: int, _direction: int, stream: int) -> None:
-        """Copy between these addresses."""
+    def _copy(self, target: int, source: int, nbytes: int, _direction: int, stream: int) -> None:
         on = next(s for s in self._cuda.streams if s.cuda_stream == stream)
         with self._cuda.stream(on):
             self._cuda.touch(memory_at(source, nbytes), writes=False, text="copy")

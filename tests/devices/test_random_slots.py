@@ -88,6 +88,7 @@ class Steps:
         self.gaps = {i for i in range(n) if with_gaps.random() < 0.1}
         self.other = machine.cuda.Stream()
         self.stays_first, self.n_dropped = random.Random(seed), 0
+        self.is_verified = self.is_late = False
         self.n_gathered = self.n_away = self.n_parts = self.n_grown = self.n_deep = self.n_first = 0
 
     def run(self, n_steps):
@@ -206,8 +207,8 @@ def run_steps(monkeypatch, seed, folder=None):
         steps = Steps(machine, seed, **options)
         steps.run(8)
         steps.engine.close()
-    steps.n_verified = "verify" in options
-    steps.n_late = is_late and steps.engine.stats.by_codec.keys() - {"raw"} != set()
+    steps.is_verified = "verify" in options
+    steps.is_late = is_late and steps.engine.stats.by_codec.keys() - {"raw"} != set()
     steps.n_dropped = len(dropped)
     return steps
 
@@ -227,7 +228,7 @@ def test_random_steps_on_a_lagging_device(monkeypatch, tmp_path, seeds):
         stats = steps.engine.stats
         kept = stats.kept_by_reason
         rare.update(
-            verified=steps.n_verified, late=steps.n_late, files=stats.peak_disk_bytes > 0,
+            verified=steps.is_verified, late=steps.is_late, files=stats.peak_disk_bytes > 0,
             gathered=steps.n_gathered, fixed="bf16" in stats.by_codec,
         )  # fmt: skip
         decided = kept.get("plan", 0) + kept.get("budget", 0)

@@ -99,8 +99,9 @@ class Bench:
         for handle in handles:
             self.executor.settle(handle)
         if isinstance(self.device, SimDevice):
-            self.executor.link.drain()
-            self.executor.link.release_dead()
+            link: Any = self.executor.link
+            link.drain()
+            link.release_dead()
             assert not self.device.cuda.faults
 
 

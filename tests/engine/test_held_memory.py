@@ -223,6 +223,7 @@ def test_a_tensor_whose_decode_failed_is_encoded_anew_when_it_is_saved_again():
     with cswap.swapping(codec="zvc", min_bytes=0) as engine:
         y = h.sin()
         (damaged,) = engine._state.aliases
+        assert damaged.stored is not None
         host = damaged.stored.host
         assert host is not None
         host[:16] = 0xFF

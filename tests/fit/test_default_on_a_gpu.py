@@ -151,8 +151,9 @@ def test_where_no_plain_step_fits_the_devices_memory_is_the_goal(gpu, monkeypatc
         seen = train(gpu, handle, net, x, expected, 40)
         goal: Any = handle.goal
         assert (goal.asked_bytes, goal.asked_slowdown, goal.phase) == (usable[0], None, "obeying")
-        assert goal.predicted_bytes <= usable[0]
-        assert goal.held in (True, None)  # a new plan is not measured at once
+        # Not the prediction: it is corrected by a meter that counts the host's bytes, too.
+        assert goal.measured_bytes <= usable[0]
+        assert goal.held
         assert "timing" not in {phase for phase, _ in seen}
         schedule: Any = handle.schedule
         schedule.save(tmp_path / "schedule.json")

@@ -13,8 +13,7 @@ from cswap.stats.counters import NO_TENSOR
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from cswap.engine.link.link_way import LinkWay
-    from cswap.engine.link.region import Region
+    from cswap.engine.link.link_way import LinkWay, Region
     from cswap.engine.link.sources import Sources
     from cswap.engine.link.spill import Spill
     from cswap.engine.link.way_back import WayBack

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from cswap.engine.link.link_way import LinkWay
-    from cswap.engine.link.region import Region
+    from cswap.engine.link.link_way import LinkWay, Region
 
 MOST_ORDERS: Final = 16
 """Backwards whose order is remembered, by the way that each asks for first."""

@@ -28,8 +28,8 @@ import threading
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.engine.link.ahead import Ahead
+from cswap.engine.link.link_way import Region, no_owner
 from cswap.engine.link.meter import Meter
-from cswap.engine.link.region import Region, no_owner
 from cswap.engine.link.sources import Sources
 from cswap.engine.link.spill import Spill
 from cswap.engine.link.way_back import WayBack
@@ -42,8 +42,7 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.devices.side_streams import SideStreams
-    from cswap.engine.link.link_way import LinkWay
-    from cswap.engine.link.region import RegionOwner
+    from cswap.engine.link.link_way import LinkWay, RegionOwner
     from cswap.engine.transfer.resources import Resources
 
 STEP_SHARE: Final = 32
@@ -71,12 +70,12 @@ class _UnderWay:
         self.bound = self.furthest = self.most = self.payload = self.total = 0
         self.is_planned = False
 
-    def add(self, way: LinkWay) -> None:
-        """One tensor goes this way."""
+    def add(self, way: LinkWay, at_a_time: int) -> None:
+        """One tensor goes this way. Args: at_a_time: tensors that are copied as they are."""
         self.is_planned = self.is_planned or way.lane.step_bytes is not None
         self.furthest = max(self.furthest, way.ahead)
         self.total += way.nbytes
-        self.most = max(self.most, AT_A_TIME * way.nbytes if way.verbatim else way.nbytes)
+        self.most = max(self.most, at_a_time * way.nbytes if way.verbatim else way.nbytes)
         if not way.verbatim:
             self.bound = max(self.bound, way.cuts[0][2])
             self.payload = max(self.payload, *(way.reserves or (way.cuts[0][2],)))
@@ -98,6 +97,7 @@ class Link:
         ahead: tensors that come back before they are asked for.
         alive: regions whose tensor may be asked for, as far as is known.
         planned_bytes: that may be under way, each way; 0: as many as the device bounds.
+        spares: then one tensor at a time: memory counts more than time.
         is_capturing, prepare_thread: see `SideStreams`.
     """
 
@@ -116,7 +116,7 @@ class Link:
         self._ways: set[LinkWay] = set()  # of the step
         self._under_way = _UnderWay()
         self._limit_bytes: int | None = None
-        self.planned_bytes = 0
+        self.planned_bytes, self.spares = 0, False
 
     # --------------------------------------------------------------------- back
 
@@ -290,7 +290,7 @@ class Link:
             if way.last_nbytes and not way.fits:
                 self.release(way)
                 way.reserve()
-        self._under_way.add(way)
+        self._under_way.add(way, 1 if self.spares else AT_A_TIME)
 
     def _set_bounds(self) -> None:
         device, needed = self._device, self._under_way
@@ -378,6 +378,7 @@ class Link:
             self.out.look()
             self.spill.look()
             self.meter.look()
+            self._device.let_go_held()
             self.sources.let_go(self.sources.most_bytes)
             self.out.close_ring()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cswap.engine.link.region import Region
+    from cswap.engine.link.link_way import Region
     from cswap.engine.link.trip import Trip
 
 

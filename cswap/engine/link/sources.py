@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from cswap.devices.side_streams import SideStreams
-    from cswap.engine.link.region import Region
+    from cswap.engine.link.link_way import Region
     from cswap.stats.counters import Counters
 
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.engine.link.region import Part, Region
+    from cswap.engine.link.link_way import Part, Region
     from cswap.engine.transfer.resources import Resources
     from cswap.stores.disk import DiskFile
 

@@ -14,8 +14,8 @@ from cswap.errors import InternalError
 
 if TYPE_CHECKING:
     from cswap.devices.side_streams import SideStreams
+    from cswap.engine.link.link_way import Part, Region
     from cswap.engine.link.meter import Meter
-    from cswap.engine.link.region import Part, Region
     from cswap.engine.link.spill import Spill
     from cswap.engine.link.trip import Trip
     from cswap.engine.link.way_out import WayOut

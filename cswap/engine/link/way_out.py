@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from cswap.codecs.base import DEFAULT_KEY, checked_size, part_key
 from cswap.devices.cuda_memcpy import INFERRED
-from cswap.engine.link.region import UNKNOWN, no_owner
+from cswap.engine.link.link_way import UNKNOWN, no_owner
 from cswap.engine.link.ring import Ring
 from cswap.engine.link.trip import ENCODE
 from cswap.errors import without_frames
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from cswap.codecs.base import EncodeKey
     from cswap.devices.side_streams import SideStreams
+    from cswap.engine.link.link_way import Part, Region, RegionOwner
     from cswap.engine.link.meter import Meter
-    from cswap.engine.link.region import Part, Region, RegionOwner
     from cswap.engine.link.sources import Sources
     from cswap.engine.link.spill import Spill
     from cswap.engine.link.trip import Trip

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cswap.devices.base import FLAT
-from cswap.engine.link.region import no_owner
+from cswap.engine.link.link_way import no_owner
 from cswap.engine.replay.slot import CodecSlot
 from cswap.engine.saved.aliases import ALIGNMENT
 from cswap.engine.saved.away import Away

@@ -8,7 +8,7 @@ from cswap.engine.saved.without_handle import WithoutHandle
 
 if TYPE_CHECKING:
     from cswap.engine.link.link import Link
-    from cswap.engine.link.region import Region
+    from cswap.engine.link.link_way import Region
 
 
 class Away(WithoutHandle):

@@ -219,6 +219,7 @@ class Lanes:
         self._lanes: dict[torch.device, Lane | None] = {}
         self._lock = threading.Lock()
         self.links: list[Link] = []
+        self._copies = 0, False
         self._only = None if device is None else self._make(device)
         self.min_bytes = min(config.min_bytes_on(kind) for kind in ("cpu", "cuda"))
 
@@ -246,6 +247,12 @@ class Lanes:
         """Keep no more than so many bytes for reuse in each pool."""
         for lane in self._made():
             lane.trim(idle_bytes)
+
+    def plan_copies(self, most_bytes: int, *, spares: bool) -> None:
+        """See `SwapEngine.plan_copies`; of lanes that are made later, too."""
+        self._copies = most_bytes, spares
+        for link in self.links:
+            link.planned_bytes, link.spares = most_bytes, spares
 
     def backward_ended(self) -> None:
         """See `Lane.backward_ended`."""
@@ -306,8 +313,10 @@ class Lanes:
             device, self._config, self._disk, self._counters, self._allowance, self._recompute
         )
         lane.step_bytes = self._step_bytes
-        if lane.executor.link is not None:
-            self.links.append(lane.executor.link)
+        link = lane.executor.link
+        if link is not None:
+            link.planned_bytes, link.spares = self._copies
+            self.links.append(link)
         return lane
 
 

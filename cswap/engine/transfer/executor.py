@@ -44,6 +44,7 @@ from cswap.codecs.base import DEFAULT_KEY, checked_bound, checked_size, part_key
 from cswap.codecs.layout import empty_strided, torch_dtype, unflatten_into
 from cswap.devices.base import FLAT, without_memory
 from cswap.engine.transfer.handle import ON_DEVICE, State
+from cswap.engine.transfer.in_line import Shape
 from cswap.engine.transfer.resources import Patience
 from cswap.errors import to_raise
 from cswap.ranks import must_agree
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec, EncodeKey
     from cswap.engine.link.link import Link
     from cswap.engine.link.link_way import LinkWay
-    from cswap.engine.recipe import Recipe
     from cswap.engine.transfer.handle import Cut, Handle, Owner
     from cswap.engine.transfer.in_line import InLine
     from cswap.engine.transfer.resources import Resources
@@ -63,16 +63,25 @@ Memory: TypeAlias = tuple[torch.Tensor, bool]
 that the tensor was saved from."""
 
 
+class WayRecipe(Shape, Protocol):
+    """The part of a `Recipe` that an executor asks for. Attributes: dtype: of the tensor."""
+
+    dtype: torch.dtype
+
+
 class WayPlace(Protocol):
     """The part of a `Place` that an executor asks for.
 
     Attributes:
-        recipe: of the tensor.
         way: over a link, of the last tensor; None: that took none.
     """
 
-    recipe: Recipe
     way: LinkWay | None
+
+    @property
+    def recipe(self) -> WayRecipe:
+        """Of the tensor."""
+        ...
 
 
 class Executor(abc.ABC):

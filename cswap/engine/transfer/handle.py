@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from cswap.engine.link.passage import Passage
     from cswap.engine.order.plan_follower import Planned
     from cswap.engine.saved.outer import Outer
-    from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.notes import Notes
     from cswap.engine.transfer.stored import Stored
     from cswap.remat.record import Remat
@@ -74,7 +73,7 @@ class Owner(Protocol):
     result: torch.Tensor | None
     remat: Remat | None
     passage: Passage | None
-    lane: Lane
+    lane: Any
 
 
 class Handle:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from cswap.codecs.base import Codec
     from cswap.devices.side_streams import SideStreams
-    from cswap.engine.link.region import Part
+    from cswap.engine.link.link_way import Part
     from cswap.engine.transfer.executor import Memory, WayPlace
     from cswap.engine.transfer.handle import Handle, Owner
     from cswap.engine.transfer.resources import Resources
