@@ -38,10 +38,13 @@ class LaggingMachine:
         plan = options.pop("plan", None)
         config = SwapConfig(codec=codec, min_bytes=0, **options)
         engine = SwapEngine(config, plan, device=self.device)
-        choose = Sender._choose
+        choose, known = Sender._choose, {}  # one for each codec, as there is one of each codec
 
         def chosen(packer: Any, handle: Any, x: torch.Tensor, **options: Any) -> Any:
-            return watched(self.cuda, choose(packer, handle, x, **options))
+            codec = choose(packer, handle, x, **options)
+            if codec not in known:
+                known[codec] = watched(self.cuda, codec)
+            return known[codec]
 
         self._patch.setattr(Sender, "_choose", chosen)
         return engine

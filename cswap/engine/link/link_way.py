@@ -58,6 +58,7 @@ class LinkWay:
     """See the top. Used under the link's lock, but for facts of the place.
 
     Attributes:
+        key: the arguments by which it was made: a tensor with the same ones may go this way.
         lane: of the tensors' device.
         codec: of the tensors.
         dtype: of the tensors.
@@ -90,6 +91,7 @@ class LinkWay:
         "encoded_bytes",
         "flat",
         "from_start",
+        "key",
         "lane",
         "last_nbytes",
         "nbytes",
@@ -110,9 +112,8 @@ class LinkWay:
         codec: Codec,
         dtype: torch.dtype,
         nbytes: int,
-        *,
         part_bytes: int | None,
-        layout: tuple[torch.Size, tuple[int, ...]] | None = None,
+        layout: tuple[torch.Size, tuple[int, ...]] | None,
     ) -> None:
         """A way of no tensor yet.
 
@@ -124,6 +125,7 @@ class LinkWay:
             part_bytes: larger tensors go in parts of this size at most; None: in one piece.
             layout: sizes and strides, if all of a tensor's memory is one tensor without gaps.
         """
+        self.key = lane, codec, dtype, nbytes, part_bytes, layout
         self.lane, self.codec, self.dtype, self.nbytes = lane, codec, dtype, nbytes
         self.verbatim = codec.verbatim
         numel = nbytes // dtype.itemsize
@@ -144,17 +146,6 @@ class LinkWay:
         self.regions: list[Region] = []
         self.region: Region | None = None
         self.turn = -1
-
-    def is_like(self, other: LinkWay) -> bool:
-        """Whether tensors of the other way may go this one."""
-        return (
-            self.lane is other.lane
-            and self.codec is other.codec
-            and self.dtype is other.dtype
-            and self.nbytes == other.nbytes
-            and self.cuts == other.cuts
-            and (self.sizes, self.strides) == (other.sizes, other.strides)
-        )
 
     def follow(self, planned: Planned | None) -> None:
         """Begin ways back as a plan says. Args: planned: None: there is no plan."""

@@ -132,15 +132,16 @@ class WayOut:
 
     def _encode_all(self, parts: Sequence[Part], x: torch.Tensor, owner: RegionOwner) -> None:
         streams, key, trip = self._streams, DEFAULT_KEY, owner.trip
+        region = owner.region
         for part in parts:
+            region.n_unsized += part.nbytes != UNKNOWN  # else it is one that has grown
             part.nbytes, part.size = UNKNOWN, None
-        count_unsized(owner.region)
         before = streams.before()
         try:
             streams.enter(streams.codec)
             for part in parts:
-                if not part.region.way.codec.lossless:
-                    key = part_key(self._seed, owner.position, part.index, part.region.step)
+                if not region.way.codec.lossless:
+                    key = part_key(self._seed, owner.position, part.index, region.step)
                 self._encode(part, part.of(x), key, trip)
         finally:
             streams.leave(before)

@@ -94,10 +94,9 @@ class LinkExecutor(Executor):
             and recipe.sizes.numel() * dtype.itemsize == nbytes
         ):
             layout = recipe.sizes, recipe.strides
-        way = LinkWay(owner.lane, codec, dtype, nbytes, part_bytes=part_bytes, layout=layout)
+        key = owner.lane, codec, dtype, nbytes, part_bytes, layout
         before = None if place is None else place.way
-        if before is not None and before.is_like(way):
-            way = before
+        way = before if before is not None and before.key == key else LinkWay(*key)
         way.follow(planned)
         way.agree()
         return way
