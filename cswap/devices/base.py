@@ -160,13 +160,13 @@ class LinkDevice(Device):
     """Streams and memory of a device with a link.
 
     Attributes:
-        section_bytes: larger tensors are encoded in parts of this size, so that the encode of one
+        part_bytes: larger tensors are encoded in parts of this size, so that the encode of one
             and the copy of another overlap; None: in one piece.
         backlog_bytes: bound on the tensors that wait for an encode or a copy.
     """
 
     unified = False
-    section_bytes: int | None = None
+    part_bytes: int | None = None
     backlog_bytes: int
 
     @abc.abstractmethod

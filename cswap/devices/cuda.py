@@ -46,7 +46,7 @@ class CudaDevice(LinkDevice):
     """One GPU. Thread-safe: autograd calls unpack from threads of its own."""
 
     kind = "cuda"
-    section_bytes = 64 << 20
+    part_bytes = 64 << 20
 
     def __init__(self, index: int) -> None:
         """Args: index: torch's index of the device.

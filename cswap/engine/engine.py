@@ -161,7 +161,7 @@ class SwapEngine:
         if chosen.verbatim or source is None or not isinstance(owner, Token):
             return 0
         device, itemsize = owner.lane.device, source.element_size()
-        most = device.section_bytes if isinstance(device, LinkDevice) else None
+        most = device.part_bytes if isinstance(device, LinkDevice) else None
         numel = min(handle.raw_nbytes, most or handle.raw_nbytes) // itemsize
         return AT_A_TIME * checked_bound(chosen, source.dtype, numel)
 

@@ -7,7 +7,7 @@ slot's time: of the program's own computation, of operators that run again and o
 codecs, and of the stall that the plan allows there. A tensor leaves in later slots than the one in
 which it is saved, and is back in the slot in which it is needed, or before. Nothing comes back
 before backward has begun, so the computation waits for the tensors that it needs first. Few bytes
-wait to leave, or are back early: beyond that, the engine stalls the computation (replay/link.py). A
+wait to leave, or are back early: beyond that, the engine stalls the computation (link/link.py). A
 tensor that was copied in part is held as a whole, so the largest one that moves counts besides. So
 does the memory that encodings pass through: as much as the largest of them needs. The host leads by
 some time in each slot: its work for tensors makes that shorter, and whatever makes the computation

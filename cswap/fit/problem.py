@@ -351,7 +351,7 @@ class Problem:
 
         Memory is taken and given back in the order of the host, which may be ahead of the device.
         So the tensors that were saved last are held as far as the bound lets them; in backward, the
-        next ones that will be used (replay/link.py).
+        next ones that will be used (link/link.py).
 
         Args:
             ways: by index of the tensor.

@@ -31,9 +31,9 @@ class SimDevice(LinkDevice):
     backlog_bytes = 1 << 40
     ready_bytes = 1 << 30
 
-    def __init__(self, seed: int, *, section_bytes: int | None = None) -> None:
-        """Args: seed: of the order in which streams run; section_bytes: see `LinkDevice`."""
-        self.section_bytes = section_bytes
+    def __init__(self, seed: int, *, part_bytes: int | None = None) -> None:
+        """Args: seed: of the order in which streams run; part_bytes: see `LinkDevice`."""
+        self.part_bytes = part_bytes
         self.cuda = LaggingCuda(seed, TOTAL_BYTES)
         self._held: list[torch.Tensor] = []
         self._side_streams = SimStreams(self.cuda)

@@ -183,7 +183,7 @@ def test_raw_alone_has_its_dead_buried(machine):
 
 
 def test_room_is_made_before_each_section(machine):
-    machine.device.section_bytes = MIB
+    machine.device.part_bytes = MIB
     engine = machine.engine("zvc")
     x = machine.tensor(N_TENSORS * MIB // 4)
     want = x.clone()
@@ -295,7 +295,7 @@ class Program:
         device = machine.device
         device.backlog_bytes = self.random.choice([0, 8192, 65536])
         device.ready_bytes = self.random.choice([4096, 1 << 20])
-        device.section_bytes = self.random.choice([None, 2048])
+        device.part_bytes = self.random.choice([None, 2048])
         self.engine = machine.engine(
             self.random.choice(self.CODECS),
             keep_last=self.random.choice([0, 0, 2]),

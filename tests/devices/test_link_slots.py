@@ -477,15 +477,15 @@ def test_a_tensor_of_another_role_at_the_same_place_is_not_rounded(machine):
     assert_nothing_is_held(machine, engine)
 
 
-@pytest.mark.parametrize("section_bytes", [None, MIB])
-def test_a_tensor_is_rounded_as_on_the_whole_way(monkeypatch, section_bytes):
+@pytest.mark.parametrize("part_bytes", [None, MIB])
+def test_a_tensor_is_rounded_as_on_the_whole_way(monkeypatch, part_bytes):
     """By its position, its part and the step."""
     found = []
     for steps in (GENERAL_WAY, BY_SLOTS):
         look_every(monkeypatch, steps)
         with monkeypatch.context() as patch:
             machine = LaggingMachine(patch)
-            machine.device.section_bytes = section_bytes
+            machine.device.part_bytes = part_bytes
             engine = machine.engine("int8")
             backs = []
             for _ in range(3):
@@ -535,7 +535,7 @@ def test_a_payload_that_is_late_is_copied_when_its_size_is_known(machine, monkey
 
 @pytest.mark.parametrize("numel", [2 * NUMEL, 2 * NUMEL + 5])
 def test_a_large_tensor_is_encoded_in_parts(machine, codec, numel):
-    machine.device.section_bytes = MIB
+    machine.device.part_bytes = MIB
     engine = machine.engine(codec)
     warm_up(machine, engine, 3, numel)
     packed, values = machine.save(engine, 3, numel)

@@ -72,7 +72,7 @@ class Steps:
         device = machine.device
         device.backlog_bytes = self.random.choice([0, 8192, 65536])
         device.ready_bytes = self.random.choice([4096, 16384, MIB])
-        device.section_bytes = self.random.choice([None, None, 4096])
+        device.part_bytes = self.random.choice([None, None, 4096])
         codec = self.random.choice(["raw", "raw", "zvc", "zvc", "int8"])
         codec = kind.pop("codec", codec)
         if codec in ("int8", "bf16"):

@@ -42,7 +42,7 @@ class EngineMachine(RuleBasedStateMachine):
     def begin(self, seed, codec, keep_last, parts):
         self.small = mock.patch.object(link_way, "PART_ALIGN", 64)
         self.small.start()
-        self.device = SimDevice(seed, section_bytes=512 if parts else None)
+        self.device = SimDevice(seed, part_bytes=512 if parts else None)
         config = SwapConfig(codec=codec, keep_last=keep_last, min_bytes=0)
         self.engine = SwapEngine(config, device=self.device)
         # The device is for one thread: handles are released by the engine's calls alone.

@@ -37,7 +37,7 @@ SEEDS = range(8)
 PART_BYTES = 4096
 OVER_A_LINK: dict[str, Callable[[], Any]] = {
     **{f"sim{s}": partial(SimDevice, s) for s in SEEDS},
-    **{f"parts{s}": partial(SimDevice, s, section_bytes=PART_BYTES) for s in SEEDS},
+    **{f"parts{s}": partial(SimDevice, s, part_bytes=PART_BYTES) for s in SEEDS},
 }
 DEVICES: dict[str, Callable[[], Any]] = {"cpu": CpuDevice, **OVER_A_LINK}
 N = 5000
@@ -151,7 +151,7 @@ def test_what_goes_out_comes_back(bench, codec):
 
 def test_a_large_tensor_goes_in_parts(monkeypatch):
     monkeypatch.setattr(link_way, "PART_ALIGN", 512)
-    bench = Bench(SimDevice(0, section_bytes=PART_BYTES))
+    bench = Bench(SimDevice(0, part_bytes=PART_BYTES))
     x = values()
     handle = bench.swap_out(x.clone())
     bench.settle(handle)

@@ -84,7 +84,7 @@ class LinkExecutor(Executor):
     def _way(self, handle: Handle, owner: Owner, codec: Codec, place: WayPlace | None) -> LinkWay:
         planned, recipe = handle.planned, None if place is None else place.recipe
         device = self._resources.over_link
-        part_bytes = (planned and planned.decision.section_bytes) or device.section_bytes
+        part_bytes = (planned and planned.decision.section_bytes) or device.part_bytes
         dtype, nbytes, layout = torch_dtype(handle.meta.dtype), handle.raw_nbytes, None
         if (
             recipe is not None
