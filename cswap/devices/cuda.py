@@ -100,6 +100,8 @@ class CudaDevice(LinkDevice):
     @property
     def stalled_s(self) -> float:
         """See `Device.stalled_s`; estimated from one join in TIME_EVERY."""
+        if self.is_capturing():  # which a question to the device would end
+            return self._stalled_s
         with self._counting:
             while self._stalls and self._stalls[0][1].query():  # type: ignore[no-untyped-call]
                 began, ended = self._stalls.popleft()
@@ -263,5 +265,5 @@ def allow_during_capture() -> None:
 
 @cache
 def cuda_device(index: int) -> CudaDevice:
-    """The device of that index; engines share it, its streams and its thread."""
+    """The device of that index; engines share it, and its streams."""
     return CudaDevice(index)

@@ -91,7 +91,7 @@ class EngineState:
             self.counters,
             device,
             step_bytes=budget,
-            relieve=self.tidy,
+            relieve=self.relieve,
             recompute=self.recomputer.run,
         )
         self.lock = threading.Lock()
@@ -154,9 +154,15 @@ class EngineState:
             self.interrupted = True
             raise
 
+    def relieve(self) -> None:
+        """A device is out of memory, perhaps under one of our locks: see what can be let go."""
+        self.lanes.pump()
+        for link in self.lanes.links:
+            link.release_dead()
+
     def _add_up_again(self) -> None:
+        self.lanes.drain()
         with self.reclaimer.paused():
-            self.lanes.drain()
             with self.lock:
                 handles = list(self.aliases)
             self.lanes.recount()

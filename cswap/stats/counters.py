@@ -59,7 +59,7 @@ class Counters:
     """
 
     def __init__(self) -> None:
-        # Backward threads, callbacks and the computing thread count at the same time.
+        # Backward threads and the computing thread count at the same time.
         self._lock = threading.Lock()
         self.moves: deque[Moved] = deque()
         self.decodes: deque[tuple[str, float]] = deque()

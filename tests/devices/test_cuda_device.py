@@ -115,7 +115,7 @@ class FakeCuda:
         pass
 
     def synchronize(self, _device=None):
-        pass  # jobs run where they are submitted
+        pass  # work runs where it is issued
 
     def empty_cache(self):
         self.emptied += 1

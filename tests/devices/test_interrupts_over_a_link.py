@@ -101,7 +101,7 @@ class Training:
 
 
 def test_an_interrupt_while_the_device_is_looked_at_is_noted(monkeypatch):
-    """Sums may be off from then on, of any queue that a callback works on."""
+    """Sums may be off from then on."""
     engine = Training(monkeypatch, 0, "raw").engine
     with monkeypatch.context() as patch:
         patch.setattr(engine._state.lanes, "pump", interrupt)

@@ -93,7 +93,7 @@ class Link:
         out, back: the ways.
         sources: on the way out.
         spill: what the host has no room for.
-        meter: times jobs.
+        meter: times work of the device.
         ahead: tensors that come back before they are asked for.
         alive: regions whose tensor may be asked for, as far as is known.
         planned_bytes: that may be under way, each way; 0: as many as the device bounds.
@@ -217,7 +217,7 @@ class Link:
 
     def release_dead(self) -> None:
         """Release all that is held for tensors that nobody can ask for any more."""
-        if not self.alive:
+        if not self.alive or self.is_capturing():  # which a question to the device would end
             return
         # Another thread may wait for this one's locks while it makes room on the device.
         if not self._lock.acquire(timeout=MOST_WAIT_S):
@@ -271,17 +271,18 @@ class Link:
             ways: of this link, by which tensors are expected to go.
             limit_bytes: that may be under way, each way; None: no limit but the device's.
         """
-        self.begin_backward()
-        self.ahead.begin_step(self.alive)
-        self._under_way, self._limit_bytes = _UnderWay(), limit_bytes
-        expected = dict.fromkeys(ways)
-        for way in expected:
-            self._expect(way)
-        self._set_bounds()
-        self.release_dead()
-        for way in self._ways.difference(expected):
-            self.release(way)
-            self._ways.discard(way)  # last: an interrupt leaves it for the next step
+        with self._lock:
+            self.begin_backward()
+            self.ahead.begin_step(self.alive)
+            self._under_way, self._limit_bytes = _UnderWay(), limit_bytes
+            expected = dict.fromkeys(ways)
+            for way in expected:
+                self._expect(way)
+            self._set_bounds()
+            self.release_dead()
+            for way in self._ways.difference(expected):
+                self.release(way)
+                self._ways.discard(way)  # last: an interrupt leaves it for the next step
 
     def _expect(self, way: LinkWay) -> None:
         self._ways.add(way)
@@ -311,16 +312,22 @@ class Link:
             if way not in self._ways:  # the step's beginning did not know it
                 self._expect(way)
                 self._set_bounds()
+            region = _free_one(way)
+            if region is None and way.regions:
+                self.release_dead()
+                region = _free_one(way)
+            return region or self._made(way) or self._made(way, again=True)
+
+    def _made(self, way: LinkWay, *, again: bool = False) -> Region | None:
+        # A new region. again: others may give their host memory back.
+        if again:
             self.release_dead()
-            for region in way.regions:
-                if region.owner is no_owner:
-                    return region
-            region = Region(way, self._streams.new_event)
-            for part, nbytes in zip(region.parts, way.reserves, strict=False):  # or there are none
-                if not self.out.borrow(part, nbytes):
-                    self.out.give_back(region)
-                    return None
-            way.regions.append(region)
+        region = Region(way, self._streams.new_event)
+        for part, nbytes in zip(region.parts, way.reserves, strict=False):  # or there are none
+            if not self.out.borrow(part, nbytes):
+                self.out.give_back(region)
+                return None
+        way.regions.append(region)
         return region
 
     def release(self, way: LinkWay) -> None:
@@ -340,7 +347,7 @@ class Link:
         with self._lock:
             self.out.settle(owner.region)
             for part in owner.region.parts:
-                part.left.synchronize()
+                (part.left if part.kept is None else part.encoded).synchronize()
             self.spill.settle()
             self.pump()
 
@@ -374,6 +381,8 @@ class Link:
 
     def pump(self) -> None:
         """Look at what the device has done by now."""
+        if self.is_capturing():
+            return
         with self._lock:
             self.out.look()
             self.spill.look()
@@ -416,3 +425,7 @@ class Link:
     def host_bytes(self) -> int:
         """Bytes of the host's memory that tensors hold."""
         return sum(region.host_bytes for region in self.alive)
+
+
+def _free_one(way: LinkWay) -> Region | None:
+    return next((region for region in way.regions if region.owner is no_owner), None)

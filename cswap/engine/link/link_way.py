@@ -305,7 +305,6 @@ class Region:
         home: stream that this memory belongs to.
         ahead: it is ready, or under way, before it is asked for.
         n_unsized: parts whose size is not known.
-        capacity: bytes of the host store's memory.
         held_bytes, host_bytes: of the device's and of the host store's memory, as counted.
     """
 
@@ -313,7 +312,6 @@ class Region:
         "address",
         "ahead",
         "asked",
-        "capacity",
         "held_bytes",
         "home",
         "host_bytes",
@@ -354,7 +352,16 @@ class Region:
         self.memory: torch.Tensor | None = None
         self.once = not way.reserves
         self.wanted = self.stays = self.was_read = self.asked = self.ahead = False
-        self.capacity = self.held_bytes = self.host_bytes = self.n_unsized = 0
+        self.held_bytes = self.host_bytes = self.n_unsized = 0
+
+    @property
+    def capacity(self) -> int:
+        """Bytes of the host store's memory."""
+        nbytes = 0
+        for part in self.parts:
+            if part.host is not None and not part.spills:
+                nbytes += part.host.numel()
+        return nbytes
 
     @property
     def serves(self) -> bool:

@@ -11,8 +11,8 @@ if TYPE_CHECKING:
     from cswap.engine.link.trip import Trip
 
 
-class _Job(NamedTuple):
-    # One that has been issued. began, ended: events.
+class _Work(NamedTuple):
+    # That has been issued. began, ended: events.
     began: Any
     ended: Any
     trip: Trip
@@ -27,7 +27,7 @@ class Meter:
     def __init__(self, streams: SideStreams) -> None:
         """Args: streams: of the device."""
         self._streams = streams
-        self._jobs: deque[_Job] = deque()
+        self._issued: deque[_Work] = deque()
 
     def begin(self, stream: Any) -> Any:
         """The work that is issued next on a stream is timed; gives the event of its beginning."""
@@ -39,16 +39,16 @@ class Meter:
         """The work has been issued. Args: see `begin`, and `Trip.took`."""
         ended = self._streams.new_event(timing=True)
         ended.record(stream)
-        self._jobs.append(_Job(began, ended, trip, name, role, nbytes))
+        self._issued.append(_Work(began, ended, trip, name, role, nbytes))
 
     def look(self) -> None:
         """Tell the trips of the work that has run by now."""
-        jobs = self._jobs
-        while jobs and jobs[0].ended.query():
-            job = jobs.popleft()
+        issued = self._issued
+        while issued and issued[0].ended.query():
+            work = issued.popleft()
             origin, at_s = self._streams.origin()
             began_s, ended_s = (
-                at_s + origin.elapsed_time(event) / 1e3 for event in (job.began, job.ended)
+                at_s + origin.elapsed_time(event) / 1e3 for event in (work.began, work.ended)
             )
-            seconds = job.began.elapsed_time(job.ended) / 1e3
-            job.trip.took(job.name, job.role, job.nbytes, seconds, (began_s, ended_s))
+            seconds = work.began.elapsed_time(work.ended) / 1e3
+            work.trip.took(work.name, work.role, work.nbytes, seconds, (began_s, ended_s))

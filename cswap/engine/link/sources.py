@@ -64,6 +64,8 @@ class Sources:
                 self.settle(oldest)  # see Note [a source waits for its size]
                 if not regions or regions[0] is not oldest:  # to make room, others were let go
                     continue
+                if oldest.n_unsized:  # by the caller: it is about to be encoded again
+                    break
                 is_read = oldest.read.query()
             if not is_read:
                 self._streams.stall(oldest.stream, oldest.read)

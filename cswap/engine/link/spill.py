@@ -6,6 +6,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final
 
 from cswap.errors import InternalError
+from cswap.stats.counters import NO_TENSOR
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -32,15 +33,11 @@ class Spill:
         self._disk, self._files = resources.disk, resources.files
         self._arriving: deque[Part] = deque()
         self._writing: list[Part] = []
-
-    @property
-    def is_there(self) -> bool:
-        """Whether there is a disk."""
-        return self._files is not None
+        self._is_full = False
 
     def memory(self, nbytes: int) -> torch.Tensor | None:
-        """[>= nbytes] uint8 of the host, for one part; None: there is no disk, or no memory."""
-        if self._files is None:
+        """[>= nbytes] uint8 of the host, for one part; None: no disk with room, or no memory."""
+        if self._files is None or self._is_full:
             return None
         while sum(part.nbytes for part in self._arriving) > MOST_ARRIVING_BYTES:
             self._arriving[0].left.synchronize()
@@ -77,12 +74,14 @@ class Spill:
         error = writing.exception()
         file = None if error is not None else writing.result()
         part.writing = None
-        if file is None:
-            self._counters.fall_back(
-                "disk", error or "spill_limit reached", "such tensors stay in the host's memory"
-            )
-        else:
+        if file is not None:
             part.file, part.host = file, None
+        else:  # it stays where it is, and later ones stay on the device
+            self._is_full = True
+            self._counters.fall_back("disk", error or "spill_limit reached", "tensors stay")
+            if part.host is not None:
+                part.region.host_bytes += part.host.numel()
+                self._counters.moves.append((0, part.host.numel(), *NO_TENSOR))
         return True
 
     def settle(self) -> None:
@@ -101,7 +100,7 @@ class Spill:
         return not files or (self._files is not None and self._files.read_ahead(files))
 
     def fetch(self, part: Part) -> torch.Tensor:
-        """[nbytes] uint8 of the host with a part's bytes; waits for the disk. To be `release`-d.
+        """[nbytes] uint8 of the host with a part's bytes; waits for the disk.
 
         Raises:
             CorruptEncodingError: the file is gone or damaged.
@@ -137,3 +136,4 @@ class Spill:
         assert self._disk is not None and self._files is not None  # noqa: PT018 - or no file
         self._files.forget(file)
         self._disk.release(file)
+        self._is_full = False

@@ -18,8 +18,8 @@ class Trip:
     """Of a tensor with a handle, in a step that learns or is traced.
 
     Attributes:
-        is_timed: whether the jobs of the codec are to be timed on the device.
-        is_drawn: whether all jobs are, for a timeline.
+        is_timed: whether the codec's work is to be timed on the device.
+        is_drawn: whether the copies are, too, for a timeline.
     """
 
     __slots__ = ("_codec", "_counters", "_label", "_n_parts", "_notes", "_took_s", "is_drawn",
@@ -57,12 +57,12 @@ class Trip:
             self._notes.note_encoded(self._codec, raw_nbytes, nbytes)
 
     def took(
-        self, job: str, role: Role, nbytes: int, seconds: float, span_s: tuple[float, float]
+        self, work: str, role: Role, nbytes: int, seconds: float, span_s: tuple[float, float]
     ) -> None:
-        """A job has run.
+        """Work of the device has run.
 
         Args:
-            job: its name on a timeline.
+            work: its name on a timeline.
             role: of its stream.
             nbytes: that it has read or written.
             seconds: of the device.
@@ -70,12 +70,12 @@ class Trip:
         """
         timeline = self._counters.timeline
         if timeline is not None:
-            timeline.job(job, role, self._label, span_s, self._codec, nbytes)
-        times = self._took_s.get(job)
+            timeline.job(work, role, self._label, span_s, self._codec, nbytes)
+        times = self._took_s.get(work)
         if times is None:
             return
         times.append(seconds)
-        encode_s, decode_s = (seconds, 0.0) if job == ENCODE else (0.0, seconds)
+        encode_s, decode_s = (seconds, 0.0) if work == ENCODE else (0.0, seconds)
         self._counters.took(self._codec, encode_s=encode_s, decode_s=decode_s)
         both = [*self._took_s[ENCODE], *self._took_s[DECODE]]
         if self._notes is not None and len(both) == 2 * self._n_parts:

@@ -115,6 +115,7 @@ class WayOut:
                 region.owner, region.source = no_owner, None
                 if region.once:
                     way.regions.remove(region)
+                    way.region = None
                     self.give_back(region)
                 moves.append((-region.held_bytes, -region.host_bytes, *NO_TENSOR))
                 region.held_bytes = region.host_bytes = 0
@@ -204,8 +205,9 @@ class WayOut:
 
     def settle(self, region: Region) -> None:
         """Look at all sizes of a region; the host waits, since there is no other way to know."""
-        # Once more, if one has outgrown its reserve.
-        while unsized := [part for part in region.parts if part.nbytes == UNKNOWN]:
+        # Once more, if one has outgrown its reserve. One without a size is about to be encoded, by
+        # a caller that is out of memory.
+        while unsized := [p for p in region.parts if p.nbytes == UNKNOWN and p.size is not None]:
             for part in unsized:
                 self._wait_for_size(part)
                 self._look(part)
@@ -275,6 +277,7 @@ class WayOut:
             part.kept = kept = streams.allocate(max(nbytes, 1))
             on, source = streams.codec.cuda_stream, pending.data_ptr()
             streams.memcpy(kept.data_ptr(), source, nbytes, INFERRED, on)
+            part.encoded.record(streams.codec)  # not `left`: the ring may wait for that
             region.held_bytes += kept.numel()
             self._counters.moves.append((kept.numel(), 0, *NO_TENSOR))
             self._counters.fall_back("host_limit", "no memory", "encodings stay on the device")
@@ -295,7 +298,6 @@ class WayOut:
         if loan.after is not None:
             self._streams.d2h.wait_event(loan.after)
         part.lend(loan.buffer, nbytes)
-        part.region.capacity += loan.buffer.numel()
         return True
 
     def _let_go_of_placed(self) -> None:
@@ -332,9 +334,9 @@ class WayOut:
         part.reserve = 0
         if part.spills:
             self._spill.drop(part)
+            part.spills = False
         elif host is not None:
             part.host = None
-            part.region.capacity -= host.numel()
             self._host.give_back(host, part.left)
 
     def close_ring(self) -> None:

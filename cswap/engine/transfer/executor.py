@@ -106,7 +106,7 @@ class Executor(abc.ABC):
     def swap_out(
         self, handle: Handle, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
     ) -> None:
-        """Encode a kept handle and move it to the store; over a link, that is done later.
+        """Encode a kept handle and move it to the store; over a link, that is issued.
 
         Args:
             handle: kept, and not modified since it was saved.
@@ -245,7 +245,7 @@ class Executor(abc.ABC):
                 self._forget(handle, owner)
 
     def release(self, handle: Handle) -> None:
-        """Nobody can ask for the handle any more: free all that no job needs. Twice is once."""
+        """Nobody can ask for the handle any more: free all that nothing needs. Twice is once."""
         with self._lock:
             before, owner = handle.state, handle.token()
             if before is not State.RELEASED:

@@ -31,7 +31,7 @@ class State(enum.Enum):
     """Where a tensor's bytes are. The only place that names these states."""
 
     KEPT = "kept"  # in its own memory, held by us
-    LEAVING = "leaving"  # it is encoded, or on its way; still in its own memory
+    LEAVING = "leaving"  # a CPU's thread encodes it; still in its own memory
     STORED = "stored"  # encoded; its own memory has been let go
     READY = "ready"  # decoded, and still stored
     RELEASED = "released"  # nobody can ask for it any more

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cswap.engine.transfer.resources import Resources
 
 MEASURE_EVERY: Final = 8
-"""Tensors of a codec between two whose jobs are timed: that takes four more events."""
+"""Tensors of a codec between two whose work is timed: that takes four more events."""
 
 
 class LinkExecutor(Executor):
@@ -79,7 +79,7 @@ class LinkExecutor(Executor):
     def _no_room(self) -> tuple[str, str]:
         if self._resources.disk is None:
             return "host_limit", "full, and no spill_dir"
-        return "disk", "no host memory"
+        return "disk", "it is full, or the host has no memory"
 
     def _way(self, handle: Handle, owner: Owner, codec: Codec, place: WayPlace | None) -> LinkWay:
         planned, recipe = handle.planned, None if place is None else place.recipe
@@ -119,7 +119,9 @@ class LinkExecutor(Executor):
         # The link has counted it as one more, and its memory.
         self._counters.moves.append((-way.nbytes, 0, -1, "", 0, 0, 0.0))
         if self._resources.verify and not way.codec.lossless:
-            passage.checksum = self._stored_checksum(passage)
+            self.link.settle(passage)
+            if not passage.region.stays:  # else its encode has failed
+                passage.checksum = self._stored_checksum(passage)
 
     # ------------------------------------------------------------------- back
 

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from cswap.stores.disk import DiskStore
     from cswap.stores.host import HostStore
 
-BETWEEN_JOBS_S: Final = 1e-4
-"""How long to sleep while another thread submits the next job of a handle."""
+LOOK_EVERY_S: Final = 1e-4
+"""How long to sleep while another thread encodes a tensor."""
 
 STUCK_S: Final = 30.0
 """How long another thread may take for that."""
@@ -137,7 +137,7 @@ class Patience:
             return
         if now - self._since > STUCK_S:
             raise InternalError(f"a tensor has been {state!r} for {STUCK_S} s")
-        time.sleep(BETWEEN_JOBS_S)
+        time.sleep(LOOK_EVERY_S)
 
 
 def checksum(*tensors: torch.Tensor) -> int:
