@@ -155,7 +155,7 @@ class EngineState:
             raise
 
     def relieve(self) -> None:
-        """A device is out of memory, perhaps under one of our locks: see what can be let go."""
+        """A device is out of memory, perhaps under one of our locks: let go of all that can go."""
         self.lanes.pump()
         for link in self.lanes.links:
             link.release_dead()

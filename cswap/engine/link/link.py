@@ -62,7 +62,7 @@ MOST_WAIT_S: Final = 0.1
 
 
 class _UnderWay:
-    """What the ways of a step need, from which the bounds of the bytes under way follow."""
+    """Needs of the ways of a step, from which the bounds of the bytes under way follow."""
 
     __slots__ = ("bound", "furthest", "is_planned", "most", "payload", "total")
 
@@ -92,7 +92,7 @@ class Link:
     Attributes:
         out, back: the ways.
         sources: on the way out.
-        spill: what the host has no room for.
+        spill: the way on to the disk of encodings for which the host has no room.
         meter: times work of the device.
         ahead: tensors that come back before they are asked for.
         alive: regions whose tensor may be asked for, as far as is known.
