@@ -36,8 +36,6 @@ from cswap.guard.guard import make_guard
 from cswap.hook_stack import are_disabled
 from cswap.module_calls import FollowedModule
 from cswap.module_patch import ModulePatch, mark
-from cswap.quiet_modules.quiet_modules import QuietModules
-from cswap.quiet_modules.recording import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -95,10 +93,6 @@ class HookPair(hook_stack.Owner):
         self._pack: Callable[[torch.Tensor], object] = hooks.pack
         self._unpack: Callable[[Any], torch.Tensor] = hooks.unpack
         self._recorder = OperatorRecorder(engine.scopes) if engine.wants_operators else None
-
-    def pack_by(self, pack: Callable[[torch.Tensor], object]) -> None:
-        """Args: pack: is called instead of the engine's from here on, and calls that."""
-        self._pack = pack
 
     def push(self) -> None:
         """Put the pair on this thread's stack: now, or when hooks are enabled again."""
@@ -266,7 +260,6 @@ class _ModelCall:
         self._engine = engine
         self._scope = scope
         self._entry = entry
-        self._quiet = QuietModules(model, engine)
         self.active = True
 
     def wrapped(self, original: Callable[..., Any]) -> Callable[..., Any]:
@@ -309,23 +302,17 @@ class _ModelCall:
         if self._engine.wants_owned:
             self._engine.own(self._owned())
         scopes = self._engine.scopes
-        before, run_before = scopes.stack, scopes.run
+        before = scopes.stack
         pair = HookPair(self._engine)
         try:
-            self._engine.review_slots()
-            run = None if self._engine.stand_in else self._quiet.run(pair, args, kwargs)
-            scopes.stack, scopes.run = [OUTSIDE, self._scope], run
+            scopes.stack = [OUTSIDE, self._scope]
             pair.push()
             set_compiler(compiler)
-            result = _call(target, args, kwargs)
-            if isinstance(run, Recorder):
-                set_compiler(None)
-                self._quiet.end(run)
-            return result
+            return _call(target, args, kwargs)
         finally:
             pair.active = False  # first, and no call before it: see the Note
             set_compiler(None)
-            scopes.stack, scopes.run = before, run_before
+            scopes.stack = before
             pair.withdraw()
             set_compiler(compiler)
 

@@ -18,7 +18,6 @@ from torch.compiler import is_dynamo_compiling
 
 from cswap.dynamo import begin_below
 from cswap.module_patch import ModulePatch, mark
-from cswap.quiet_modules.recording import Boundary
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class FollowedModule:
-    """A module whose calls are followed until `remove`: by the stack of scopes, and by its run."""
+    """A module whose calls are followed until `remove`, on the stack of scopes."""
 
     def __init__(self, module: torch.nn.Module, scope: Scope, scopes: ScopeStack) -> None:
         """Begin with the next call.
@@ -41,7 +40,6 @@ class FollowedModule:
         name = "_call_impl" if module._compiled_call_impl is None else "_compiled_call_impl"  # noqa: SLF001
         inside = _Inside(module, name)
         own = inside.own
-        begins, ends = Boundary(), Boundary()
 
         def call(module: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
             # In a graph, our state of this moment would be a constant.
@@ -50,18 +48,11 @@ class FollowedModule:
             stack = scopes.stack
             stack.append(scope)
             try:
-                run = scopes.run
-                # Here, not in a call: most modules come here for nothing.
-                if run is not None and (begins.turns or run.records):
-                    run.at(begins)
                 if own is None:
                     return type(module)._call_impl(module, *args, **kwargs)  # type: ignore[no-untyped-call]  # noqa: SLF001
                 return inside.run(module, args, kwargs)
             finally:
                 stack.pop()
-                run = scopes.run
-                if run is not None and (ends.turns or run.records):
-                    run.at(ends)
 
         begin_below(call)
         self._patch.set(name, types.MethodType(mark(call), module))

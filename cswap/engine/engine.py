@@ -18,7 +18,6 @@ from cswap.dynamo import leave_alone
 from cswap.engine.link.link import AT_A_TIME
 from cswap.engine.packer import Packer
 from cswap.engine.replay.replay import Replay
-from cswap.engine.saved.eligibility import is_tracing
 from cswap.engine.saved.packed import Token
 from cswap.engine.state import EngineState
 from cswap.engine.unpacker import Unpacker
@@ -124,13 +123,6 @@ class SwapEngine:
             goal.begin_step()
         self.packer.begin_step()
 
-    def review_slots(self) -> None:
-        """See which slots take tensors in the step that has begun (replay/replay.py).
-
-        If nobody calls this, the first tensor does, where the caches are cold.
-        """
-        self._replay.review()
-
     def choose_by(self, chooser: Chooser | None) -> None:
         """Let somebody else than the advisor decide from now on; None: the advisor again."""
         self._state.choose_by(chooser)
@@ -172,28 +164,6 @@ class SwapEngine:
     def begin_epoch(self, epochs: int) -> None:
         """The next of ``epochs`` epochs begins; ``policy="cswap+"`` samples values anew."""
         self.advisor.begin_epoch(epochs)
-
-    @property
-    def may_be_quiet(self) -> bool:
-        """Whether modules may run without the hooks in the step that has begun.
-
-        Nobody may want to see every tensor, and nothing may depend on operators. A step that is
-        another one than a plan's is seen at once.
-        """
-        state = self._state
-        return not (
-            self.wants_operators
-            or state.follower.follows
-            or state.observer.seen is not None
-            or state.counters.timeline is not None
-            or not torch.is_grad_enabled()
-            or is_tracing()
-        )
-
-    @property
-    def begins_with_backward(self) -> bool:
-        """Whether ways back begin when backward does, and not with a tensor that is away."""
-        return bool(self._state.lanes.links)
 
     @property
     def goes_by_slots(self) -> bool:

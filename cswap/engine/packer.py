@@ -42,8 +42,6 @@ from cswap.log import log
 from cswap.remat.reads import CLONE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from cswap.engine.order.plan_follower import Planned
     from cswap.engine.saved.apart import Apart
     from cswap.engine.saved.module_stack import Scope
@@ -297,27 +295,6 @@ class Packer:
         return recipe
 
     # ----------------------------------------------------------------- handles
-
-    def pass_by(self, places: Sequence[Place]) -> None:
-        """The tensors of the next places stay, and are saved without hooks."""
-        counters = self._counters
-        self.book.skip(len(places))
-        n_numbered = 0
-        for place in places:
-            stay = place.stay
-            if stay is None:
-                counters.kept_sizes[place.recipe.keep or "goal"].append(place.nbytes)
-            elif stay.shares:
-                counters.share()
-            else:
-                counters.stayed.append((stay.reason, stay.key[1]))
-                n_numbered += 1
-        if not n_numbered:
-            return
-        with self._lock:
-            first = self._order.skip(n_numbered)
-        if first == 0:
-            self._state.step_begins()
 
     def _pack(self, tensor: torch.Tensor, place: Place, outer: Outer | None) -> Kept | PackedView:
         recipe = place.recipe

@@ -110,19 +110,17 @@ class RecipeBook:
 
     Attributes:
         learned: whether a recipe was made since somebody set this to False.
-        version: grows when all is forgotten.
         by_role: whether call sites are told apart by operators, too.
         begun: sequence of the thread that has begun a step last.
         slots: of its places, those that take tensors in this step (replay/replay.py); None: nobody
             has asked.
     """
 
-    __slots__ = ("_here", "_known", "begun", "by_role", "learned", "slots", "version")
+    __slots__ = ("_here", "_known", "begun", "by_role", "learned", "slots")
 
     def __init__(self, *, by_role: bool) -> None:
         """Args: by_role: see above."""
         self.learned = True
-        self.version = 0
         self.by_role = by_role
         self._known: Recent[tuple[object, ...], Recipe] = Recent(MOST_RECIPES)
         self._here = _Here()
@@ -142,23 +140,10 @@ class RecipeBook:
         here.next = n + 1
         return places[n] if n < len(places) else None
 
-    @property
-    def position(self) -> int:
-        """Number of the place that comes next in this thread."""
-        return self._here.sequence.next
-
     def place_at(self, number: int) -> Place | None:
         """The n-th place of a step in this thread."""
         places = self._here.sequence.places
         return places[number] if number < len(places) else None
-
-    def skip(self, n: int) -> None:
-        """The next ``n`` tensors of this thread come without being asked for."""
-        self._here.sequence.next += n
-
-    def go_to(self, number: int) -> None:
-        """The next tensor of this thread is expected to be that of the n-th place."""
-        self._here.sequence.next = number
 
     def is_of(self, place: Place, tensor: torch.Tensor, scope: Scope, operator: str) -> bool:
         """Whether this tensor is the one that is expected at a place."""
@@ -200,7 +185,6 @@ class RecipeBook:
     def forget(self) -> None:
         """Make every recipe anew."""
         self.learned = True
-        self.version += 1
         self._known.clear()
         self._here = _Here()
         self.begun, self.slots = self._here.sequence, None

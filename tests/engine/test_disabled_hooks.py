@@ -215,7 +215,7 @@ class Widens(nn.Module):
         return self.last(torch.relu(y))
 
 
-def test_a_region_that_begins_where_quiet_modules_do_without_hooks():
+def test_a_region_inside_of_some_calls_of_a_model():
     plain, mine = two(Widens)
     x = torch.randn(16, WIDTH)
     wanted, counts = gradients(plain, x), [0]

@@ -249,7 +249,6 @@ def test_the_first_part_of_a_storage_where_a_whole_one_was_saved_twice():
 def test_an_order_serves_the_thread_that_began_the_step(ordered):
     engine, x = engine_of(), result(N)
     known(engine, x)
-    engine.review_slots()
     n, found = len(ordered), []
     thread = threading.Thread(target=lambda: found.append(engine.unpack(engine.pack(x))))
     thread.start()
@@ -355,7 +354,6 @@ def test_two_forwards_before_a_backward(ordered):
 def test_a_timeline_that_begins_within_a_step_shows_every_tensor(ordered):
     engine, x = engine_of(), result(N)
     known(engine, x)
-    engine.review_slots()
     n = len(ordered)
     with engine.trace() as timeline:
         engine.unpack(engine.pack(x))

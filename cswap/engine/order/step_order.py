@@ -39,12 +39,6 @@ class StepOrder:
             self.position = 0
         self.asked_since_pack = False
 
-    def skip(self, n: int) -> int:
-        """The next ``n`` tensors are saved without hooks; the position of the first."""
-        position, _ = self.next_position()
-        self.position += n - 1
-        return position
-
     def next_position(self) -> tuple[int, int]:
         """Position of the tensor that is being saved, and number of its step.
 

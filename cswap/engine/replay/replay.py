@@ -129,40 +129,32 @@ class Replay:
 
     # ---------------------------------------------------------------- each step
 
-    def review(self, *, saving: bool = False) -> Sequence[Slot | Place | None]:
-        """See which slots take tensors in the step that has begun, in this thread.
-
-        A place without a slot is one where the tensor stays.
-
-        Args:
-            saving: a tensor is being saved, so the step's forward has begun. Else it begins if
-                gradients are wanted.
-        """
+    def _review(self) -> Sequence[Slot | Place | None]:
+        # See which slots take tensors in the step that has begun, in this thread: its first tensor
+        # is being saved. A place without a slot is one where the tensor stays.
         book = self._book
         places = book.begun.places
-        slots: Sequence[Slot | Place | None] = ()
         self.tell()
-        self.is_plain = False
-        if saving or torch.is_grad_enabled():
-            has_slots = any([place.slot is not None for place in places])  # noqa: C419 - no calls
-            if has_slots or any([place.stay is not None for place in places]):  # noqa: C419
-                self._state.step_begins()  # it may want another kind of step
-            self.is_plain = not self._is_special()
-            if self.is_plain:
-                self._thread = get_ident()
-                reasons, advisor = self._kept_sizes, self._advisor
-                looked, newest = last_look(self._steps.step), self._newest.of_call(self._steps.call)
-                slots = [
-                    (slot if slot.stands(place, advisor) and slot.key not in newest else None)
-                    if (slot := place.slot) is not None
-                    else place
-                    if place.choice is STAYS
-                    or place.recipe.keep in reasons
-                    or ((stay := place.stay) is not None and self._stands(stay, looked, newest))
-                    else None
-                    for place in places
-                ]
-            if self.is_plain and has_slots:
+        has_slots = any([place.slot is not None for place in places])  # noqa: C419 - no calls
+        if has_slots or any([place.stay is not None for place in places]):  # noqa: C419
+            self._state.step_begins()  # it may want another kind of step
+        slots: Sequence[Slot | Place | None] = ()
+        self.is_plain = not self._is_special()
+        if self.is_plain:
+            self._thread = get_ident()
+            reasons, advisor = self._kept_sizes, self._advisor
+            looked, newest = last_look(self._steps.step), self._newest.of_call(self._steps.call)
+            slots = [
+                (slot if slot.stands(place, advisor) and slot.key not in newest else None)
+                if (slot := place.slot) is not None
+                else place
+                if place.choice is STAYS
+                or place.recipe.keep in reasons
+                or ((stay := place.stay) is not None and self._stands(stay, looked, newest))
+                else None
+                for place in places
+            ]
+            if has_slots:
                 self._reclaimer.wake()
         for link in self._state.lanes.links:
             link.begin_step(self._ways(link, slots, places), self._newest.rest_bytes)
@@ -221,7 +213,7 @@ class Replay:
             self._unread.look(tensor)
         n, slots = book.begun.next, book.slots
         if slots is None:
-            slots = self.review(saving=True)  # operators switch gradients off while they save
+            slots = self._review()
         steps, kind = self._steps, type(tensor)
         if (
             self.is_plain

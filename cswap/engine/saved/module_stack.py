@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +29,12 @@ class Scope:
 OUTSIDE: Final = Scope()
 
 
-class ModuleCalls(Protocol):
-    """Follows the modules that run in one call of the model: see `cswap.quiet_modules`.
-
-    Attributes:
-        records: whether every module is followed.
-    """
-
-    @property
-    def records(self) -> bool: ...  # noqa: D102 - see above
-
-    def at(self, boundary: Any) -> None:
-        """A module begins or ends. Args: boundary: which one."""
-        ...
-
-
 class ScopeStack(threading.local):
     """The modules that the current thread is in, outermost first, and the operator it runs.
 
     Attributes:
         stack: the modules.
         operator: name of the torch function; empty where nobody asks.
-        run: takes the hooks off where all tensors stay; None: nothing does.
 
     A call of the model has a list of its own (see `ModelCall`), so that nothing of a call that was
     interrupted is left for the next one.
@@ -59,7 +43,6 @@ class ScopeStack(threading.local):
     def __init__(self) -> None:
         self.stack: list[Scope] = [OUTSIDE]
         self.operator: str = ""
-        self.run: ModuleCalls | None = None
 
     @property
     def current(self) -> Scope:

@@ -1,1 +1,0 @@
-"""Modules in which no tensor leaves run without the hooks."""
