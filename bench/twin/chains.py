@@ -27,16 +27,16 @@ def found(model: str, profile: str, positions: list[int]) -> list[int]:
     class Step(worker.Step):
         def __init__(self, *arguments: Any) -> None:
             super().__init__(*arguments)
-            from cswap.engine.sender import Sender
+            from cswap.engine.transfer.executor import Executor
 
-            sends = Sender._compute_later  # noqa: SLF001
+            lets_go = Executor.recompute_later
 
-            def compute_later(sender: Sender, token: Any) -> None:
-                known.add(token.handle.position)
-                sends(sender, token)
+            def compute_later(executor: Executor, token: Any) -> None:
+                known.add(token.position)
+                lets_go(executor, token)
 
-            patched: Any = Sender
-            patched._compute_later = compute_later  # noqa: SLF001
+            patched: Any = Executor
+            patched.recompute_later = compute_later
 
     decisions = {str(position): {"action": "recompute"} for position in positions}
     plan = {"version": 3, "decisions": decisions}

@@ -95,9 +95,9 @@ class SwapEngine:
         self.counters, self.observer, self.owned = state.counters, state.observer, state.owned
         self.packer = Packer(state)
         self._unpacker = Unpacker(state, self._end_backward)
-        self._replay = Replay(state, self.packer, self._unpacker)
+        self._replay = Replay(state, self.packer)
         # Attributes, not methods: a call less for each saved tensor.
-        self.pack, self.unpack = self._replay.pack, self._replay.unpack
+        self.pack, self.unpack = self._replay.pack, self._unpacker.unpack
         self.pass_through = Packer.pass_through
         self.sits_out = False
         self.stand_in: Hooks | None = None
@@ -246,12 +246,7 @@ class SwapEngine:
 
     def synchronize(self) -> None:
         """Block until every swap-out and swap-in under way is done."""
-        state = self._state
-        state.lanes.drain()
-        with state.lock:
-            live = state.aliases.live()
-        for token in live:
-            token.lane.executor.settle(token.handle)
+        self._state.lanes.drain()
 
     def collect(self) -> None:
         """Give back the memory of graphs that are gone, and memory that was kept for reuse."""

@@ -16,6 +16,7 @@ from torch.nn import Parameter
 
 from cswap.advisor.call_site import Site
 from cswap.codecs.tolerance import COARSE, EXACT
+from cswap.engine.link.passage import Passage
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.recipe import Recipe, is_as_new, producer
@@ -34,7 +35,6 @@ from cswap.engine.saved.eligibility import (
 )
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.packed import Kept, KeptClone, KeptParameter, PackedView
-from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.sender import Sender
 from cswap.engine.sharing import Sharing
 from cswap.engine.transfer.handle import nothing_of
@@ -86,7 +86,6 @@ class Packer:
         self._scopes, self._counters, self._lock = state.scopes, state.counters, state.lock
         self._aliases, self._order, self._newest = state.aliases, state.order, state.newest
         self._deaths = state.reclaimer.deaths
-        self._later = state.reclaimer.later
         self._min_bytes = max(1, state.lanes.min_bytes)
         self._parameters, self._small = state.counters.parameters, state.counters.small
         self.book = RecipeBook(by_role=state.advisor.may_use_lossy or bool(state.operators))
@@ -147,7 +146,7 @@ class Packer:
     ) -> Kept | PackedView | Unread:
         # A strided tensor of no special class, which is large enough to leave.
         state, order = self._state, self._order
-        if self._deaths or len(self._later) > MOST_LATER or state.interrupted:
+        if self._deaths or state.interrupted:
             state.tidy(in_step=True)
         if order.asked_since_pack and _current_backward() == NO_BACKWARD:
             self._counters.begin_step()
@@ -196,7 +195,7 @@ class Packer:
         start_s = _now()
         packed = self._pack(tensor, place, outer)
         if not isinstance(packed, Kept):
-            packed.token.handle.took_s += _now() - start_s
+            packed.token.took_s += _now() - start_s
             if self._unread.seeks:
                 packed.place = place
         observer = self._state.observer
@@ -326,7 +325,7 @@ class Packer:
             return self._keep(tensor, "small")
         handle.position, handle.step, handle.site = position, step, recipe.site
         handle.place = get_ident(), self._order.call, place.number
-        handle.tolerance, handle.views, handle.outer = tolerance, 1, outer
+        handle.tolerance, handle.outer = tolerance, outer
         handle.is_cast = recipe.is_cast and is_cast_of_parameter(tensor)
         packed = PackedView(token, tensor)
         self._send(token, tensor, place)
@@ -364,17 +363,17 @@ class Packer:
         obeys = self._state.chooser is not None or place.choice is not None
         if self._remat and action is None and not obeys:
             token.remat = self._recomputer.find(tensor, handle, place)
-        self._state.reclaimer.watch(token)
+        self._state.watch(token)
         self._counters.admit(handle.raw_nbytes)
-        with self._lock:
-            self._aliases.add(handle, storage)
         if action == "keep":
             self._sender.keep(token, place)
         elif action == "recompute":
             self._sender.recompute(token, tensor, place)
         elif action == "swap" or not obeys or not self._sender.obey(token, tensor, place):
             self._sender.send(token, place)
-        if token.passage is None:
+        with self._lock:  # from here on, it may serve other tensors, and other threads
+            self._aliases.add(handle, storage)
+        if not isinstance(token.stored, Passage):
             place.way = None
         if handle.outer is not None:  # no slot compares its version
             token.shared_use = place.shared_use = place.stay = None

@@ -36,24 +36,20 @@ from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.away import Away
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.leaves import KeptLeaf, Leaves
-from cswap.engine.saved.packed import Kept, KeptParameter, PackedView
+from cswap.engine.saved.packed import Kept, KeptParameter, PackedView, Token
 from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.saved.without_handle import WithoutHandle
-from cswap.engine.transfer.handle import State
 from cswap.engine.trials import Trials
 from cswap.remat.finder import Finder
 from cswap.remat.reads import CAN_READ, CAN_TELL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from cswap.advisor.advisor import Advisor
     from cswap.config import SwapConfig
     from cswap.engine.recipes import Place
     from cswap.engine.saved.eligibility import OwnedStorages
-    from cswap.engine.saved.packed import Token
     from cswap.engine.saved.results import Results
-    from cswap.engine.transfer.device_lanes import Lane
+    from cswap.engine.transfer.executor import Memory
     from cswap.engine.transfer.handle import Handle
     from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
@@ -108,7 +104,6 @@ class Recomputer:
         )
         self.trials = Trials(counters, lambda remat: self._bring(remat, again=False))
         self.inputs_s = 0.0
-        self.note_ready: Callable[[Token], None] = lambda _: None
 
     def find(
         self, tensor: torch.Tensor, handle: Handle, place: Place, *, for_goal: bool = False
@@ -186,23 +181,32 @@ class Recomputer:
         # Outside of a backward a longer chain is tried, or somebody looks at a node.
         return remat.run(*self._bring(remat, again=_current_backward() != NO_BACKWARD))
 
-    def memory(self, first: WithoutHandle, *, expected: bool = True) -> torch.Tensor:
-        """The memory of an object without a handle, computed again or decoded.
+    def bring(self, first: Token | WithoutHandle, *, expected: bool = True) -> Memory:
+        """The memory of a saved tensor: waiting, its own, decoded or computed again.
 
         Args:
-            first: the object.
+            first: owner of the memory.
             expected: whether backward asks: see `Link.bring`.
 
         Raises:
             RuntimeError: autograd's own, if an input was modified in place since it was saved.
             CorruptEncodingError: the encoding, or an input, did not come back as it was stored.
+            MemoryError: no memory for it.
         """
-        if isinstance(first, Recomputed):
-            return self.run(first.remat)
-        if isinstance(first, Away):
-            return first.link.bring(first, expected=expected)
-        assert isinstance(first, Encoded)  # the others refer to one of these
-        return first.in_line.decode(first)
+        if first.result is not None:
+            found = self._results.found(first)
+            if found is not None:
+                return found, False
+        if isinstance(first, Away):  # the link counts for itself
+            memory = first.link.bring(first, expected=expected)
+            return memory, memory is first.region.source
+        if isinstance(first, Token) and not first.handle.recomputed:
+            return first.lane.executor.memory(first, expected=expected)
+        if isinstance(first, Encoded):
+            return first.decode(), False
+        remat = first.remat if isinstance(first, Token | Recomputed) else None
+        assert remat is not None  # all others refer to one of these
+        return self.run(remat), False
 
     def _bring(self, remat: Remat, *, again: bool) -> tuple[list[torch.Tensor], bool]:
         # The inputs, and whether they have the bits that they had. again: they will be asked for
@@ -216,14 +220,10 @@ class Recomputer:
                 inputs.append(tensor)
                 continue
             start_s, before_s, self.inputs_s = _clock(), self.inputs_s, 0.0
-            owner: WithoutHandle | Handle
-            if isinstance(packed, WithoutHandle):
-                inputs.append(self._bring_back(packed, again=again))
-                owner = packed.first or packed
-            else:
-                assert isinstance(packed, PackedView)  # or it would have no depth
-                inputs.append(self._input(packed, again=again))
-                owner = packed.token.handle
+            assert isinstance(packed, PackedView | WithoutHandle)  # or it would have no depth
+            owner = packed.owner()
+            memory, own = self._input(owner, again=again)
+            inputs.append(packed.rebuild(memory, own=own))
             exact = exact and owner.tolerance == EXACT
             took_s = _clock() - start_s
             if again:
@@ -233,46 +233,22 @@ class Recomputer:
             raise RuntimeError(FREED)  # an operator would read memory of others
         return inputs, exact
 
-    def _bring_back(self, packed: WithoutHandle, *, again: bool) -> torch.Tensor:
+    def _input(self, first: Token | WithoutHandle, *, again: bool) -> Memory:
         # See Note [inputs of a chain].
-        first = packed.first or packed
-        if packed.counter._version != packed.version:  # noqa: SLF001 - without a call
-            packed.check()  # which raises
-        memory = None if first.result is None else first.waiting()
-        if memory is None:
-            memory = self.memory(first, expected=again)
-            if again and not (isinstance(first, Away) and first.region.source is not None):
-                self._lend(first, memory)
-        return packed.view_of(memory)
+        memory, own = self.bring(first, expected=again)
+        # In forward a trial asks, and outside of a backward somebody looks at a node.
+        if again and not own and _current_backward() != NO_BACKWARD and self._may_wait(first):
+            self._results.lend(first, memory)
+        return memory, own
 
-    def _lend(self, first: WithoutHandle, memory: torch.Tensor) -> None:
-        if _current_backward() != NO_BACKWARD and self._may_wait(first.lane, first.nbytes):
-            self._results.lend(first, memory)  # outside of a backward somebody looks at a node
-
-    def _may_wait(self, lane: Lane, nbytes: int) -> bool:
+    def _may_wait(self, first: Token | WithoutHandle) -> bool:
         # See Note [inputs of a chain].
+        device, nbytes = first.lane.device, first.nbytes
         return (
-            not lane.device.unified
-            or nbytes <= lane.device.ready_bytes
+            not device.unified
+            or nbytes <= device.ready_bytes
             or self._counters.held_bytes + nbytes <= self._counters.held_at_backward
         )
-
-    def _input(self, packed: PackedView, *, again: bool) -> torch.Tensor:
-        # See Note [inputs of a chain].
-        token = packed.token
-        if token.handle.modified():
-            packed.raise_modified()
-        executor, handle = token.lane.executor, token.handle
-        if not again and (source := executor.own_memory(handle)) is not None:
-            return packed.rebuild(source, own=True)
-        was_ready = handle.state is State.READY
-        waits = again and self._may_wait(token.lane, handle.raw_nbytes)
-        memory, own = executor.memory(handle, again=waits, expected=again)
-        if waits and not own:
-            self.note_ready(token)
-        elif not again and not was_ready:
-            executor.drop_result(handle)  # a trial, in forward: its other users come in backward
-        return packed.rebuild(memory, own=own)
 
 
 def _is_unified(place: Place) -> bool:
@@ -293,7 +269,9 @@ def are_aligned(remat: Remat) -> bool:
 
 
 def _is_aligned(packed: object) -> bool:
-    if isinstance(packed, PackedView):
-        return packed.token.handle.aligned
-    first = packed.first or packed if isinstance(packed, WithoutHandle) else packed
-    return not isinstance(first, (Encoded, Away)) or first.aligned
+    if not isinstance(packed, PackedView | WithoutHandle):
+        return True
+    owner = packed.token if isinstance(packed, PackedView) else packed.first or packed
+    if isinstance(owner, Token):
+        return owner.handle.aligned
+    return not isinstance(owner, (Encoded, Away)) or owner.aligned

@@ -13,13 +13,13 @@ from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import EXACT, needed_tolerance
 from cswap.codecs.warmup import WARM, warm
+from cswap.engine.link.passage import Passage
 from cswap.engine.order.chooser import Choice
 from cswap.engine.order.looks import Stay
 from cswap.engine.recomputer import computes_again
 from cswap.engine.saved.operators import EXCLUDED, LEFT_OUT
 from cswap.engine.saved.without_handle import SharedUse
 from cswap.engine.transfer.handle import State
-from cswap.engine.transfer.stored import INDICES
 
 if TYPE_CHECKING:
     import torch
@@ -100,7 +100,7 @@ class Sender:
             return None if reason == "outlives" else reason  # the program may soon let go of it
         if token.remat is not None:
             if self._recomputer.is_worth(token, fresh=fresh):
-                self._compute_later(token)
+                token.lane.executor.recompute_later(token)
                 if place is not None:
                     _may_have_slot(place, token)
                 return None
@@ -136,8 +136,8 @@ class Sender:
         handle.tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         if (codec.name, x.dtype, x.device) not in WARM:
             self._counters.compiled(warm(codec, x.dtype, x.device))
-        lane.executor.swap_out(handle, x, codec, place)
-        if place is not None and _is_alone(token, codec, x.dtype):
+        lane.executor.swap_out(token, x, codec, place)
+        if place is not None and _is_alone(token, codec):
             _may_have_slot(place, token, codec)
 
     def obey(self, token: Token, tensor: torch.Tensor, place: Place) -> bool:
@@ -166,7 +166,7 @@ class Sender:
         if choice is None or self._is_forbidden(choice, handle):
             return False
         if choice.action == REMAT and token.remat is not None:
-            self._compute_later(token)
+            token.lane.executor.recompute_later(token)
             _may_have_slot(place, token)
             return True
         token.remat = None
@@ -192,17 +192,13 @@ class Sender:
         if handle.state is State.KEPT and not handle.pinned and not handle.modified():
             if self._seconds_again(token, tensor, place) is not None:
                 place.choice = Choice(REMAT)
-                self._compute_later(token)
+                token.lane.executor.recompute_later(token)
                 _may_have_slot(place, token)
                 return
             token.remat = place.choice = None
             why = f"no chain of operators makes tensor {handle.position} again"
             self._counters.fall_back("plan:recompute", why, "such tensors are swapped")
         self.send(token, place)
-
-    def _compute_later(self, token: Token) -> None:
-        token.lane.executor.recompute_later(token.handle)
-        self._state.reclaimer.release_later(token)
 
     def _is_forbidden(self, choice: Choice, handle: Handle) -> bool:
         # By the guard, since the choice was made.
@@ -266,25 +262,11 @@ def _may_have_slot(place: Place, token: Token, codec: Codec | None = None) -> No
     place.codec, place.notes = codec, None if codec is None else token.handle.advice
 
 
-def _is_alone(token: Token, codec: Codec, dtype: torch.dtype) -> bool:
-    # Whether it is nothing but an encoding in host memory, of the whole of its storage; made, or
-    # ordered to be made, when pack returns.
-    handle, lane = token.handle, token.lane
+def _is_alone(token: Token, codec: Codec) -> bool:
+    # Whether it is nothing but an encoding of the whole of its storage, which a slot can make.
+    handle, stored = token.handle, token.stored
     if handle.state is not State.STORED or handle.codec is not codec:
         return False
     if not handle.whole or handle.gathered:
         return False
-    stored, in_line = handle.stored, lane.executor.in_line
-    if stored is None or in_line is None:  # over a link
-        passage = token.passage
-        return passage is not None and passage.checksum is None
-    if stored.host is None:
-        return False
-    if not stored.checked:
-        return True
-    # Without a handle, nothing but the payloads of indices is compared, and only by address.
-    return (
-        stored.checked == "payload"
-        and dtype in INDICES
-        and in_line.by_address(codec, dtype, handle.raw_nbytes) is not None
-    )
+    return not isinstance(stored, Passage) or stored.checksum is None

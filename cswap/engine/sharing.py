@@ -40,7 +40,7 @@ class Sharing:
     def __init__(self, state: EngineState) -> None:
         """Args: state: the engine's."""
         self._lock, self._aliases, self._counters = state.lock, state.aliases, state.counters
-        self._reclaimer = state.reclaimer
+        self._watch = state.watch
         self.saved_again: Recent[tuple[int, int], str] = Recent(MOST_SAVED_AGAIN)
 
     def pack(self, token: Token, tensor: torch.Tensor, outer: Outer | None) -> PackedView:
@@ -55,7 +55,7 @@ class Sharing:
 
     def _packed(self, token: Token, tensor: torch.Tensor) -> PackedView:
         with self._lock:
-            token.handle.views += 1
+            token.users += 1
         self._counters.share()
         return PackedView(token, tensor)
 
@@ -85,7 +85,6 @@ class Sharing:
         if token.shared_use is not None:
             token.shared_use.seen = True
         self.saved_again[handle.position, handle.raw_nbytes] = handle.pinned = reason
-        token.lane.executor.stop(handle)
 
     def _pin(self, token: Token, tensor: torch.Tensor, reason: str) -> Token:
         # A tensor whose own memory stays is saved again.
@@ -97,7 +96,7 @@ class Sharing:
         mine = make_token(tensor, lane, storage)
         mine.handle.pinned = reason
         mine.handle.site, mine.handle.step = handle.site, handle.step
-        self._reclaimer.watch(mine)
+        self._watch(mine)
         self._counters.admit(mine.handle.raw_nbytes)
         self._counters.stay(reason, mine.handle.raw_nbytes)
         with self._lock:

@@ -20,7 +20,6 @@ from cswap.engine.saved.outliving import Outliving
 from cswap.engine.saved.reclaim import Reclaimer
 from cswap.engine.saved.results import Results
 from cswap.engine.transfer.device_lanes import Lanes, disk_store, optional_int
-from cswap.engine.transfer.handle import State
 from cswap.engine.unread_places import UnreadPlaces
 from cswap.stats.counters import Counters
 
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
     from cswap.engine.order.chooser import Chooser, Took
+    from cswap.engine.saved.packed import Token
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
     from cswap.schema.plan import Plan
@@ -53,7 +53,7 @@ class EngineState:
         aliases: handles by storage.
         order: positions in the step.
         newest: knows which tensors stay within the budget.
-        reclaimer: handles that nobody can ask for any more.
+        reclaimer: releases what nobody can ask for any more.
         outliving: tensors that the program holds itself.
         results: memory that was computed again, for tensors without handles.
         recomputer: computes tensors again.
@@ -85,20 +85,20 @@ class EngineState:
         self.unread.seeks = computes_again(config) and plan is None
         self.disk = disk_store(config)
         budget = None if plan is None else plan.budget_bytes
+        self.reclaimer = Reclaimer(self.counters)
         self.lanes = Lanes(
             config,
             self.disk,
             self.counters,
+            self.reclaimer,
             device,
             step_bytes=budget,
             relieve=self.relieve,
-            recompute=self.recomputer.run,
         )
         self.lock = threading.Lock()
         self.aliases = AliasTable()
         self.order = StepOrder()
         self.newest = Newest(optional_int(config.budget), config.keep_last)
-        self.reclaimer = Reclaimer(self._release, self.lanes, self.counters)
         self.outliving = Outliving(config)
         self.interrupted = False
         self.backward_is_next = False
@@ -129,14 +129,13 @@ class EngineState:
             return self.chooser is not None
         return self.newest.looks or is_look(self.order.step)
 
+    def watch(self, token: Token) -> None:
+        """Release the token's handle after its death."""
+        self.reclaimer.watch(token, self._release)
+
     def _release(self, handle: Handle, lane: Lane) -> None:
         with self.lock:
             self.aliases.discard(handle)
-            if lane.ready.waiting:
-                lane.ready.remove(handle)
-        took = self.took
-        if took is not None and handle.unpacked and handle.state is State.STORED:
-            took.append((handle.position, handle.raw_nbytes, handle.took_s))
         lane.executor.release(handle)
 
     def tidy(self, *, in_step: bool = False) -> None:
@@ -163,11 +162,8 @@ class EngineState:
     def _add_up_again(self) -> None:
         self.lanes.drain()
         with self.reclaimer.paused():
-            with self.lock:
-                handles = list(self.aliases)
             self.lanes.recount()
-            on_device = sum(h.device_bytes for h in handles)
-            on_device += self.results.nbytes + sum(x.device_bytes for x in self.lanes.links)
-            on_host = sum(h.host_bytes for h in handles) + self.reclaimer.encoded_bytes
-            on_host += sum(link.host_bytes for link in self.lanes.links)
+            on_device = self.reclaimer.device_bytes + self.results.nbytes
+            on_device += sum(link.device_bytes for link in self.lanes.links)
+            on_host = self.reclaimer.host_bytes + sum(link.host_bytes for link in self.lanes.links)
             self.counters.recount(device=on_device, host=on_host)

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from cswap.dynamo import leave_alone
 from cswap.engine.order.step_order import NO_BACKWARD
 from cswap.engine.saved.apart import Apart
-from cswap.engine.saved.away import Away
-from cswap.engine.saved.packed import Kept, PackedView
-from cswap.engine.saved.reclaim import MOST_LATER
+from cswap.engine.saved.packed import Kept, PackedView, Token
 from cswap.engine.saved.unread import Unread
-from cswap.engine.saved.without_handle import WithoutHandle
-from cswap.engine.transfer.handle import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cswap.engine.saved.packed import Token
+    from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.engine.state import EngineState
 
 _now = time.perf_counter
@@ -39,15 +36,15 @@ class Unpacker:
     def __init__(self, state: EngineState, at_end: Callable[[], None]) -> None:
         """Args: state: the engine's; at_end: called at the end of every backward."""
         self._state = state
-        self._lock, self._order = state.lock, state.order
-        self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
+        self._order = state.order
+        self._deaths = state.reclaimer.deaths
         self._counters, self._outliving = state.counters, state.outliving
         self._at_end = at_end
         self._recomputer, self._results = state.recomputer, state.results
-        self._recomputer.note_ready = self._note_ready
         self._unread = state.unread
         self.backward = NO_BACKWARD
 
+    @leave_alone
     def unpack(self, packed: Kept | PackedView | Unread | Apart | WithoutHandle) -> torch.Tensor:
         """See `SwapEngine.unpack`."""
         state = self._state
@@ -68,23 +65,18 @@ class Unpacker:
         try:
             entered = None if chooser is None else chooser.enter()
             start_s = _now()
-            if self._deaths or len(self._later) > MOST_LATER or state.interrupted:
+            if self._deaths or state.interrupted:
                 state.tidy(in_step=True)
             if _current_backward() != self.backward:
                 self._note_backward()
-            if isinstance(packed, WithoutHandle):
-                return self._bring_without_handle(packed, start_s)
             self._recomputer.inputs_s = 0.0
-            tensor = self._bring(packed)
-            if self._unread.seeks and self.backward != NO_BACKWARD:
-                self._unread.note(packed)
-            packed.token.handle.took_s += _now() - start_s - self._recomputer.inputs_s
-            if chooser is not None:
+            tensor = self._bring(packed, start_s)
+            if chooser is not None and isinstance(packed, PackedView):
                 chooser.unpacked(packed, tensor, entered)
         except Exception:
             raise
         except BaseException:
-            self._state.interrupted = True
+            state.interrupted = True
             raise
         return tensor
 
@@ -99,61 +91,31 @@ class Unpacker:
             state.chooser.used(tensor if packed.tensor is None else None)
         return tensor
 
-    def _bring_without_handle(self, packed: WithoutHandle, start_s: float) -> torch.Tensor:
-        first = packed.first or packed
+    def _bring(self, packed: PackedView | WithoutHandle, start_s: float) -> torch.Tensor:
+        first, in_backward = packed.owner(), self.backward != NO_BACKWARD
+        waited = first.result is not None
         if not first.uses:
             self._order.asked_since_pack = True
-        recomputer = self._recomputer
-        recomputer.inputs_s = 0.0
-        packed.check()
-        if not first.uses and not isinstance(first, Away):  # those count for themselves
+            if isinstance(first, Token):
+                base, outliving = first.handle.base, self._outliving
+                is_held = base is not None and base() is not None
+                # Outside of a backward somebody looks at a node, whose tensor exists of course.
+                if (is_held or outliving.known) and in_backward:
+                    outliving.note(first)
+        memory, own = self._recomputer.bring(first)
+        tensor = packed.rebuild(memory, own=own)
+        if not (first.uses or waited or own or first.over_link):  # a link counts for itself
             self._counters.hits.append(False)
-        waited = first.result is not None
-        memory = first.waiting() if waited else None
-        if memory is None:
-            memory = recomputer.memory(first)
         first.uses += 1
-        shared = (first.users > 1 or waited) and _current_backward() != NO_BACKWARD
-        if shared and not (isinstance(first, Away) and first.region.source is not None):
+        if (first.users > 1 or waited) and not own and in_backward:
             self._results.asked(first, memory)
-        first.took_s += _now() - start_s - recomputer.inputs_s
+        if self._unread.seeks and in_backward and isinstance(packed, PackedView):
+            self._unread.note(packed)
+        first.took_s += _now() - start_s - self._recomputer.inputs_s
         took = self._state.took
-        if took is not None and first.uses == first.users:
+        if took is not None and first.uses == first.users and not first.stays:
             took.append((first.position, first.nbytes, first.took_s))
-        return packed.view_of(memory)
-
-    def _bring(self, packed: PackedView) -> torch.Tensor:
-        token = packed.token
-        handle, lane = token.handle, token.lane
-        if handle.modified():
-            packed.raise_modified()
-        if handle.unpacked == 0:
-            base, outliving = handle.base, self._outliving
-            is_held = base is not None and base() is not None
-            # Outside of a backward somebody looks at a node, whose tensor exists of course.
-            if (is_held or outliving.known) and self.backward != NO_BACKWARD:
-                outliving.note(token)
-            self._order.asked_since_pack = True
-        memory, own = lane.executor.memory(handle)
-        out = packed.rebuild(memory, own=own)
-        with self._lock:
-            handle.unpacked += 1
-            last = handle.unpacked % (handle.views or 1) == 0
-            if last and lane.ready.waiting:
-                lane.ready.remove(handle)
-        if not last:
-            if not own:
-                self._note_ready(token)
-        elif handle.state is State.READY:
-            lane.executor.drop_result(handle)
-        return out
-
-    def _note_ready(self, token: Token) -> None:
-        lane = token.lane
-        with self._lock:
-            dropped = lane.ready.add(token.handle)
-        for other in dropped:
-            lane.executor.drop_result(other)
+        return tensor
 
     def _begin_backward(self) -> None:
         # The last tensors of forward often stay, and nothing else is asked for at its peak.

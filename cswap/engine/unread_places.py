@@ -103,10 +103,10 @@ class UnreadPlaces:
         if unread_slot(_current_node(), packed) is None:
             return
         # One that is alone keeps its number, so those of the tensors after it stay the same.
-        place.unread = "numbered" if handle.views == 1 else "shared"
+        place.unread = "numbered" if packed.token.users == 1 else "shared"
         self.known[_facts_of(place)] = place.unread
         place.forget_ways()
-        if handle.views == 1 and handle.site is not None:
+        if packed.token.users == 1 and handle.site is not None:
             self._advisor.unread(handle.site, handle.position, handle.raw_nbytes)
 
     def take(self, tensor: torch.Tensor, place: Place) -> Unread | None:

@@ -92,7 +92,7 @@ class Training:
         stats, state = engine.stats, engine._state
         lane: Any = state.lanes._only
         link = lane.executor.link
-        entries = len(link.alive), len(state.aliases.live()), len(lane.ready.waiting)
+        entries = len(link.alive), len(state.aliases.live()), len(state.results.waiting)
         leaving = link.sources.nbytes
         link.close()
         gc.collect()  # of a region that nobody came to know

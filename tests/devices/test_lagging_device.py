@@ -129,6 +129,7 @@ def test_a_step_of_many_small_tensors_has_a_share_of_its_bytes_under_way(
         engine.synchronize()
         engine.collect()
     engine.begin_step()
+    engine._replay.review()
     assert of_link.sources.most_bytes == 10 * 4096
 
 

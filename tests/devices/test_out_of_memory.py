@@ -32,6 +32,7 @@ def no_hang():
 def test_an_encoding_that_has_grown_finds_no_memory_at_first(machine, monkeypatch):
     engine = machine.engine("zvc")
     warm_up(machine, engine)
+    engine._replay.review()
     grown(engine)
     again = way_out.WayOut._encode_again
 
@@ -174,6 +175,7 @@ def test_nothing_is_asked_of_a_device_whose_work_is_captured(machine, monkeypatc
     engine = machine.engine(codec)
     for _ in range(3):
         engine.begin_step()
+        engine._replay.review()
         packed, values = machine.save(engine, 4, NUMEL)
         ask_all(machine, engine, packed, values)
         engine._end_backward()
@@ -189,6 +191,7 @@ def test_nothing_is_asked_of_a_device_whose_work_is_captured(machine, monkeypatc
     monkeypatch.setattr(machine.cuda.event_type, "query", noted)
     machine.cuda.capturing = True
     engine.begin_step()
+    engine._replay.review()
     packed, _ = machine.save(engine, 4, NUMEL)
     while packed:
         engine.unpack(packed.pop())

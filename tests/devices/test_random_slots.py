@@ -117,6 +117,7 @@ class Steps:
     def shrink(self):
         """Now and then encodings are larger than the last ones."""
         if self.random.random() < 0.1:
+            self.engine._replay.review()
             for slot in self.slots():
                 if slot.way.reserves and not slot.way.verbatim:
                     slot.way.reserves = tuple(max(1, n // 2) for n in slot.way.reserves)

@@ -50,7 +50,7 @@ def test_a_tensor_stays_whose_encode_fails_when_its_size_is_asked_for(machine, m
     engine = machine.engine("zvc")
     monkeypatch.setattr(way_out, "checked_size", fails)
     packed, values = machine.save(engine, 1, NUMEL)
-    region = packed[0].token.passage.region
+    region = packed[0].token.stored.region
     while not region.read.query():  # the encode, and nothing else
         machine.cuda.run_some()
     engine._state.lanes.pump()

@@ -29,6 +29,7 @@ pytestmark = pytest.mark.sampled
 def test_the_tensor_of_an_encode_that_fails_stays_in_its_own_memory(small, monkeypatch, round_trip):
     engine = small.engine("zvc")
     warm_up(small, engine, 8)
+    engine._replay.review()
     for slot in engine.packer.book.slots:
         slot.way.round_trip = round_trip  # its own memory does not serve, until it has to
     monkeypatch.setattr(way_out, "checked_size", fails)
@@ -46,7 +47,7 @@ def test_the_tensor_of_an_encode_that_fails_stays_in_its_own_memory(small, monke
 
 def grown(engine):
     """Let each slot believe that its encodings are a quarter of their size."""
-    for slot in engine.packer.book.slots or engine._replay.review(saving=True):
+    for slot in engine.packer.book.slots or engine._replay.review():
         slot.way.reserves = tuple(n // 4 for n in slot.way.reserves)
         slot.link.release(slot.way)
 
@@ -63,6 +64,7 @@ def test_an_encoding_that_outgrows_its_reserve_is_copied_whole(machine):
     machine.cuda.synchronize()
     engine._end_backward()
     engine.begin_step()
+    engine._replay.review()
     after = [slot.way.reserves for slot in engine.packer.book.slots]
     assert all(a > b for (a,), (b,) in zip(after, before, strict=True))
     assert engine.stats.fallbacks == 0
@@ -75,6 +77,7 @@ def test_where_the_host_has_no_memory_for_one_that_has_grown_it_stays_on_the_dev
 ):
     engine = machine.engine("zvc")
     warm_up(machine, engine)
+    engine._replay.review()
     grown(engine)
     take = way_out.WayOut.borrow
     monkeypatch.setattr(  # but for those that the ways reserve
@@ -95,6 +98,7 @@ def test_where_the_host_has_no_memory_for_one_that_has_grown_it_stays_on_the_dev
 def test_where_the_host_has_no_memory_at_all_a_tensor_goes_the_whole_way(machine, monkeypatch):
     engine = machine.engine("zvc")
     warm_up(machine, engine)
+    engine._replay.review()
     for slot in engine.packer.book.slots:
         slot.link.release(slot.way)
     monkeypatch.setattr(engine._state.lanes._only.host, "take", lambda *_: None)
@@ -119,6 +123,7 @@ def test_an_encode_that_cannot_be_issued_goes_the_whole_way(machine, monkeypatch
 def test_an_encoding_that_cannot_be_made_again_leaves_its_tensor_where_it_is(machine, monkeypatch):
     engine = machine.engine("zvc")
     warm_up(machine, engine)
+    engine._replay.review()
     grown(engine)
     streams = engine._state.lanes._only.executor.link._streams
     again, allocate = way_out.WayOut._encode_again, streams.allocate
@@ -143,6 +148,7 @@ def test_an_encoding_that_cannot_be_made_again_leaves_its_tensor_where_it_is(mac
 def test_a_storage_that_was_resized_meanwhile_is_not_encoded_again(machine):
     engine = machine.engine("zvc")
     warm_up(machine, engine, 1)
+    engine._replay.review()
     grown(engine)
     packed, values = machine.save(engine, 1, NUMEL)
     packed[0].region.address += 8  # it has other memory than it had

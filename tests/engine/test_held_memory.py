@@ -10,7 +10,6 @@ import time
 import weakref
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +23,7 @@ from cswap.config import SwapConfig
 from cswap.devices.cpu import IDLE_SCRATCH_BYTES, CpuDevice
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved import reclaim
+from cswap.engine.transfer.stored import Stored
 from cswap.hooks import Swapping
 from cswap.stats.counters import Counters
 
@@ -92,12 +92,8 @@ def test_a_graph_that_is_dropped_without_a_backward_gives_everything_back(codec)
 
 
 def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
-    def nothing(*_):
-        pass
-
     monkeypatch.setattr(reclaim, "_reclaimers", weakref.WeakSet())
-    lanes: Any = SimpleNamespace(links=[])
-    thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(nothing, lanes, Counters())]
+    thread, reclaimers = reclaim._Thread(), [reclaim.Reclaimer(Counters())]
     gone = weakref.ref(reclaimers[0])
     waits: list[bool] = []
 
@@ -222,14 +218,13 @@ def test_a_tensor_whose_decode_failed_is_encoded_anew_when_it_is_saved_again():
     h = x * 1
     with cswap.swapping(codec="zvc", min_bytes=0) as engine:
         y = h.sin()
-        (damaged,) = engine._state.aliases
-        assert damaged.stored is not None
-        host = damaged.stored.host
-        assert host is not None
-        host[:16] = 0xFF
+        (damaged,) = engine._state.aliases.live()
+        assert isinstance(damaged.stored, Stored)
+        assert damaged.stored.loan is not None
+        damaged.stored.loan.buffer[:16] = 0xFF
         with pytest.raises(cswap.CorruptEncodingError):
             torch.autograd.grad(y.sum(), x, retain_graph=True)
         z = h.sin()  # the same batch again, while the broken graph is alive
         (found,) = torch.autograd.grad(z.sum(), x)
     assert torch.equal(found, h.detach().cos())
-    del y
+    del y, damaged

@@ -10,15 +10,14 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from tests.engine.looks import look_every
 
-MOST_CALLS_AGAIN = 23
+MOST_CALLS_AGAIN = 26
 """Of pack, unpack and release of a tensor that is computed again at a known place."""
 
 N = 8
 """Tensors per step."""
 
-MOST_CALLS = {"raw": 34, "zvc": 26}
-"""Of pack, unpack and release together, by a slot (`cswap.engine.replay`). ``raw`` has no way by
-address, since it frees nothing on a CPU.
+MOST_CALLS = {"raw": 38, "zvc": 55}
+"""Of pack, unpack and release together, by a slot (`cswap.engine.replay`), codecs' own included.
 
 Lower these when the way gets shorter."""
 

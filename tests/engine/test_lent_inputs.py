@@ -50,9 +50,9 @@ def test_an_encoding_that_others_are_computed_from_is_decoded_once(monkeypatch, 
 
     decoded, memory = [], InLine.decode
 
-    def noted(self, encoded):
-        decoded.append(encoded.nbytes)
-        return memory(self, encoded)
+    def noted(self, stored, dtype, numel):
+        decoded.append(numel * dtype.itemsize)
+        return memory(self, stored, dtype, numel)
 
     monkeypatch.setattr(InLine, "decode", noted)
     given = leaves()

@@ -12,6 +12,7 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 import cswap
+from cswap.engine.transfer.stored import Stored
 
 MIB = 1 << 20
 ALL: dict[str, Any] = {"min_bytes": 0, "codec": "zvc"}
@@ -59,18 +60,15 @@ def test_after_forward_memory_is_the_encodings_and_a_bounded_overhead():
     x = torch.relu(torch.randn(512, 1024)) * (torch.rand(512, 1024) < 0.1)
     with cswap.install(net, **ALL) as handle:
         net(x).sum().backward()  # compiles, fills the pools
-        before = live_storage_bytes(net)
+        before, before_bytes = live_storage_bytes(net), handle.stats.raw_bytes
         loss = net(x).sum()
         after = live_storage_bytes(net)
         stats = handle.stats
         encoded = stats.host_bytes
         state = handle.engine._state
-        alone = [e for death in state.reclaimer.encodings if (e := death()) is not None]
-        handles = [token.handle for token in state.aliases.live()]
-        exact = sum(h.stored.nbytes for h in handles if h.stored is not None)
-        exact += sum(e.encoding[1] for e in alone)
-        held = [h.raw_nbytes for h in handles] + [e.nbytes for e in alone]
-        raw = sum(held)
+        owners = [owner for death in state.reclaimer.alive if (owner := death()) is not None]
+        held = [owner.nbytes for owner in owners if isinstance(owner, Stored)]
+        exact, raw = sum(held), stats.raw_bytes - before_bytes
         assert raw > 12 * MIB
         assert exact <= encoded <= exact * 9 / 8 + 4096 * len(held)
         assert encoded < 0.7 * raw

@@ -74,7 +74,7 @@ def test_an_operator_means_what_it_saves_itself(selector):
     def pack(tensor):
         packed = engine.pack(tensor)
         book = engine.packer.book
-        place = book.begun.places[book.position - 1]
+        place = book.begun.places[book.begun.next - 1]
         found.append(bool(place.recipe.stays))
         return packed
 

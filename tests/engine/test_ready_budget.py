@@ -1,4 +1,4 @@
-"""How much decoded memory may wait to be asked for again."""
+"""Decoded memory that waits to be asked for again, and positions in a step."""
 
 from __future__ import annotations
 
@@ -6,35 +6,54 @@ from typing import Any
 
 import torch
 
+from cswap.devices.cpu import CpuDevice
 from cswap.engine.order.step_order import StepOrder
 from cswap.engine.saved.aliases import make_token
-from cswap.engine.transfer.ready_budget import ReadyBudget
-
-NO_LANE: Any = None  # nothing here moves a tensor
-
-
-def handle_of(numel):
-    return make_token(torch.zeros(numel), NO_LANE).handle
+from cswap.engine.saved.results import MOST, MOST_OVER_A_LINK, Results
+from cswap.stats.counters import Counters
 
 
-def test_the_oldest_result_is_dropped_when_too_many_wait():
-    budget = ReadyBudget(1000, None)
-    a, b, c = (handle_of(100) for _ in range(3))
-    assert budget.add(a) == []
-    assert budget.add(b) == []
-    assert budget.add(c) == [a]
-    budget.remove(b)
-    assert budget.add(handle_of(120)) == []
+class FarDevice(CpuDevice):
+    unified = False
 
 
-def test_one_result_may_always_wait_and_counts_once():
-    budget = ReadyBudget(100, None)
-    large = handle_of(1000)
-    assert budget.add(large) == []
-    assert budget.add(large) == []
-    budget.remove(large)
-    budget.remove(large)
-    assert not budget.waiting
+class Lane:
+    """The part of a `Lane` that results ask for."""
+
+    def __init__(self, device, ready_bytes):
+        self.device, self.ready_bytes = device, ready_bytes
+
+
+def lent(results, lane: Any, numel):
+    token = make_token(torch.zeros(numel), lane)
+    results.lend(token, torch.ones(numel))
+    return token
+
+
+def test_so_many_results_wait_on_each_device():
+    for device, most in ((CpuDevice(), MOST), (FarDevice(), MOST_OVER_A_LINK)):
+        results = Results(Counters())
+        tokens = [lent(results, Lane(device, 1 << 30), 100) for _ in range(most + 2)]
+        assert [token.result is None for token in tokens] == [True] * 2 + [False] * most
+        assert results.nbytes == most * 400
+
+
+def test_so_many_bytes_wait_and_one_result_always_may():
+    results, lane = Results(Counters()), Lane(FarDevice(), 1000)
+    tokens = [lent(results, lane, n) for n in (100, 100, 1000)]
+    assert [token.result is None for token in tokens] == [True, True, False]
+    results.clear()
+    assert results.nbytes == 0
+    assert results.found(tokens[2]) is None
+
+
+def test_memory_that_a_user_has_written_into_serves_nobody_else():
+    results = Results(Counters())
+    token = lent(results, Lane(CpuDevice(), 1 << 30), 10)
+    found = results.found(token)
+    assert found is not None
+    found.add_(1)
+    assert results.found(token) is None
 
 
 def test_a_step_without_backward_begins_anew_when_told():

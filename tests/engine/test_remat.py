@@ -18,10 +18,8 @@ from cswap.advisor.call_site import Site
 from cswap.codecs.tolerance import EXACT
 from cswap.engine.order.looks import EARLY
 from cswap.engine.saved.packed import Token
-from cswap.engine.saved.reclaim import MOST_LATER
 from cswap.engine.trials import Trial
 from tests.engine.engines import assert_empty
-from tests.engine.looks import look_every
 
 N = 1 << 15
 
@@ -78,24 +76,6 @@ def test_gradients_are_bit_equal_and_less_is_held(codec):
             peaks[remat] = stats.peak_saved_bytes
             assert_empty(handle.engine)
     assert peaks[True] < 0.85 * peaks[False]
-
-
-def test_handles_without_bytes_are_released_in_groups(monkeypatch):
-    look_every(monkeypatch, 1)  # the general way in every step
-    model, x = torch.nn.Sequential(*(Block(64, 4) for _ in range(9))), torch.randn(8, 64, 64)
-    waiting = []
-    with cswap.install(model, min_bytes=0) as handle:
-        later = handle.engine._state.reclaimer.later
-        for step in range(4):
-            loss = model(x).square().mean()
-            for module in model.modules():
-                if step == 3 and isinstance(module, torch.nn.LayerNorm):
-                    module.weight.register_hook(lambda _: waiting.append(len(later)))
-            loss.backward()
-            assert not later
-        assert handle.stats.by_codec["remat"].count > 4 * MOST_LATER
-        assert_empty(handle.engine)
-    assert 1 < max(waiting) <= MOST_LATER + 1
 
 
 def test_the_memory_itself_is_gone_between_forward_and_backward():

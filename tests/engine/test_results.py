@@ -15,7 +15,9 @@ class First:
     """Stands for an object without a handle, over a link."""
 
     result = None
-    lane: Any = SimpleNamespace(device=SimpleNamespace(now=lambda: None, unified=False))
+    lane: Any = SimpleNamespace(
+        device=SimpleNamespace(now=lambda: None, unified=False), ready_bytes=1 << 30
+    )
 
     def __init__(self, nbytes):
         self.nbytes = nbytes

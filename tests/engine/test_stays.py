@@ -13,7 +13,6 @@ from torch import nn
 
 import cswap
 from cswap.engine.packer import Packer
-from cswap.hooks import HookPair
 
 STEPS = 24
 WIDTH, ROWS = 64, 512
@@ -81,6 +80,7 @@ def test_a_tensor_that_stays_takes_a_call_in_each_hook(general):
         assert set(goal.actions) == {"keep"}
         engine = handle.engine
         engine.begin_step()
+        engine._replay.review()
         general.clear()
         weight, small = net.body[0].weight, torch.ones(4, requires_grad=True).exp()
         for tensor in (weight, weight.t(), small):

@@ -113,9 +113,9 @@ def test_chains_are_tried_in_explored_steps_alone_and_let_their_inputs_leave(mac
 
     def noted(self, token, remat):
         others = [packed for packed in remat.inputs if isinstance(packed, PackedView)]
-        left = [is_leaving(one.token.passage) for one in others]
+        left = [is_leaving(one.token.stored) for one in others]
         found = try_chain(self, token, remat)
-        after = [is_leaving(one.token.passage) for one in others]
+        after = [is_leaving(one.token.stored) for one in others]
         tried.append(sum(left))
         inputs_stay.append(left != after)
         return found

@@ -2,9 +2,8 @@
 
 Note [encoded without a handle]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The encoding is made before pack returns, so there is no state between two threads. The tensor has
-to be the whole of its storage, and its encoding goes to the host store. Indices are always checked:
-without a handle they are only where a checksum follows their payload (checked_way.py).
+The tensor has to be the whole of its storage. Its encoding is made as that of a tensor with a
+handle is.
 """
 
 from __future__ import annotations
@@ -35,14 +34,12 @@ class InLineSlot(CodecSlot):
 
     Attributes:
         in_line: encodes them.
-        way: of the codec for such tensors, by address; None: there is none, or it is lossy.
         tolerance: of the codec.
         moved: counts one that has been saved and not encoded yet.
         moves: see `Counters`.
-        reclaimer: of the engine.
     """
 
-    __slots__ = ("in_line", "moved", "moves", "reclaimer", "tolerance", "way")
+    __slots__ = ("in_line", "moved", "moves", "tolerance")
 
     def __init__(
         self,
@@ -56,40 +53,29 @@ class InLineSlot(CodecSlot):
         super().__init__(handle, place, check)
         codec = self.codec
         self.in_line = in_line
-        self.way = None
-        if codec.lossless:
-            self.way = in_line.by_address(codec, place.recipe.dtype, self.nbytes)
         self.tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         self.moved: Moved = (self.nbytes, 0, *SAVED)
-        self.moves, self.reclaimer = state.counters.moves, state.reclaimer
+        self.moves = state.counters.moves
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
         """See `Slot.take`."""
-        in_line, nbytes, codec, way = self.in_line, self.nbytes, self.codec, self.way
+        in_line, nbytes, codec, key = self.in_line, self.nbytes, self.codec, DEFAULT_KEY
+        if not codec.lossless:
+            key = EncodeKey(in_line.seed, self.position, step)
         try:
-            if way is not None:
-                encoding = in_line.encode_at(address, way)
-            else:
-                key = DEFAULT_KEY
-                if not codec.lossless:
-                    key = EncodeKey(in_line.seed, self.position, step)
-                encoding = in_line.encode(flat_whole(tensor), codec, key)
+            stored = in_line.encode(flat_whole(tensor), codec, key)
         except Exception:  # the general way meets it again, and counts it
             return None
-        if encoding is None:
-            return None
-        loan, used, seconds, _ = encoding
+        used = stored.nbytes
         packed = Encoded(
             tensor, self.recipe, self.lane, self.shared_use, nbytes, tolerance=self.tolerance
         )
-        packed.codec, packed.encoding, packed.notes = codec, encoding, None
-        packed.in_line = in_line
+        packed.stored, packed.in_line, packed.notes = stored, in_line, None
         packed.aligned = not address % ALIGNMENT
         packed.position, packed.step = self.position, step
         moves = self.moves
         moves.append(self.moved)  # until it was encoded
-        moves.append((-nbytes, loan.known.size, 0, codec.name, nbytes, used, seconds))
-        self.reclaimer.watch_encoding(packed, loan, in_line.host)
+        moves.append((-nbytes, stored.host_bytes, 0, codec.name, nbytes, used, stored.encode_s))
         notes = self.notes
         if self.advice is not None:
             self.encoded_bytes, packed.notes = used, self

@@ -1,4 +1,4 @@
-"""`Replay`: an engine's two hooks. Most steps repeat the one before, slot by slot.
+"""`Replay`: an engine's hook of pack. Most steps repeat the one before, slot by slot.
 
 Note [a step is repeated]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -25,13 +25,12 @@ from __future__ import annotations
 import time
 from collections import deque
 from threading import get_ident
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 from torch.nn import Parameter
 
 from cswap.advisor.site_history import Advice
-from cswap.dynamo import leave_alone
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.looks import last_look
 from cswap.engine.packer import kept_in_place, kind_of_kept
@@ -39,11 +38,7 @@ from cswap.engine.recipe import role_of
 from cswap.engine.recipes import Place
 from cswap.engine.replay.link_slot import LinkSlot
 from cswap.engine.replay.slot import CodecSlot
-from cswap.engine.saved.away import Away
-from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import Kept, KeptClone, KeptParameter
-from cswap.engine.saved.reclaim import MOST_LATER
-from cswap.engine.saved.recomputed import Recomputed
 from cswap.engine.sender import BY_BUDGET
 from cswap.remat.reads import CLONE
 
@@ -60,21 +55,16 @@ if TYPE_CHECKING:
     from cswap.engine.saved.unread import Unread
     from cswap.engine.saved.without_handle import WithoutHandle
     from cswap.engine.state import EngineState
-    from cswap.engine.unpacker import Unpacker
-
-WORD: Final = 8
-"""Bytes of the largest word. Memory of other libraries may begin anywhere."""
 
 _now = time.perf_counter
 _new = object.__new__
 _Tensor, _strided = torch.Tensor, torch.strided
 _is_tracing = torch._C._is_tracing  # noqa: SLF001
 _len_dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001
-_current_backward = torch._C._current_graph_task_id  # noqa: SLF001
 
 
 class Replay:
-    """The slots of one engine, and its two hooks.
+    """The slots of one engine, and its hook of pack.
 
     Attributes:
         is_plain: whether slots and places where tensors stay are asked in the step that runs.
@@ -86,52 +76,48 @@ class Replay:
         "_by_role",
         "_counters",
         "_deaths",
-        "_hits",
         "_kept_sizes",
-        "_later",
         "_min_bytes",
         "_newest",
         "_pack",
         "_parameters",
         "_reclaimer",
-        "_recomputer",
         "_scopes",
         "_small",
         "_state",
         "_stayed",
         "_steps",
         "_thread",
-        "_unpack",
-        "_unpacker",
         "_unproven",
         "_unread",
         "_used",
         "is_plain",
     )
 
-    def __init__(self, state: EngineState, packer: Packer, unpacker: Unpacker) -> None:
-        """Args: state, packer, unpacker: the engine's."""
+    def __init__(self, state: EngineState, packer: Packer) -> None:
+        """Args: state, packer: the engine's."""
         self._state, self._book = state, packer.book
-        self._pack, self._unpack, self._unpacker = packer.pack, unpacker.unpack, unpacker
+        self._pack = packer.pack
         self._steps, self._scopes, self._counters = state.order, state.scopes, state.counters
         self._reclaimer, self._advisor = state.reclaimer, state.advisor
-        self._deaths, self._later = state.reclaimer.deaths, state.reclaimer.later
-        self._hits, self._stayed = state.counters.hits, state.counters.stayed
+        self._deaths = state.reclaimer.deaths
+        self._stayed = state.counters.stayed
         self._parameters, self._small = state.counters.parameters, state.counters.small
         self._kept_sizes = state.counters.kept_sizes
         self._min_bytes, self.is_plain = max(1, state.lanes.min_bytes), False
         self._newest = state.newest
         self._by_role = packer.book.by_role
         self._thread = 0
-        self._recomputer = state.recomputer
         self._unread, self._unproven = state.unread, state.unread.unproven
         self._used: deque[CodecSlot] = deque()  # since the advisor was told
 
     # ---------------------------------------------------------------- each step
 
-    def _review(self) -> Sequence[Slot | Place | None]:
-        # See which slots take tensors in the step that has begun, in this thread: its first tensor
-        # is being saved. A place without a slot is one where the tensor stays.
+    def review(self) -> Sequence[Slot | Place | None]:
+        """See which slots take tensors in the step that has begun, in this thread.
+
+        Its first tensor is being saved. A place without a slot is one where the tensor stays.
+        """
         book = self._book
         places = book.begun.places
         self.tell()
@@ -213,7 +199,7 @@ class Replay:
             self._unread.look(tensor)
         n, slots = book.begun.next, book.slots
         if slots is None:
-            slots = self._review()
+            slots = self.review()
         steps, kind = self._steps, type(tensor)
         if (
             self.is_plain
@@ -274,12 +260,10 @@ class Replay:
             return self._other(tensor, n)
         base = tensor._base  # noqa: SLF001
         if self._deaths:
-            self._reclaimer.collect_encodings()
+            self._state.tidy(in_step=True)
         if (
             steps.asked_since_pack
             or get_ident() != self._thread
-            or address % WORD
-            or self._deaths
             or tensor.untyped_storage().nbytes() != slot.nbytes  # a part, or cut short meanwhile
             or (base is not None and type(base) is not _Tensor)
         ):
@@ -328,59 +312,3 @@ class Replay:
             if before is not None and n < len(before) and place.slot is before[n]:
                 place.slot = None  # it would refuse the tensor that comes here now
         return packed
-
-    @leave_alone
-    def unpack(self, packed: Kept | PackedView | Unread | Apart | WithoutHandle) -> torch.Tensor:
-        """See `SwapEngine.unpack`."""
-        state = self._state
-        if type(packed) is Kept or type(packed) is KeptParameter:
-            version = packed.version
-            if (
-                state.chooser is None
-                and not state.backward_is_next
-                and (version < 0 or packed.tensor._version == version)  # noqa: SLF001
-            ):
-                return packed.tensor
-        if not isinstance(packed, (Encoded, Away, Recomputed)):
-            return self._unpack(packed)
-        start_s, recomputer, inputs_s = _now(), self._recomputer, 0.0
-        if (
-            packed.uses
-            or packed.users > 1
-            or packed.result is not None
-            or state.chooser is not None
-            or _current_backward() != self._unpacker.backward
-        ):
-            return self._unpack(packed)
-        try:
-            if self._deaths:
-                self._reclaimer.collect_encodings()
-            if self._deaths or len(self._later) > MOST_LATER:
-                state.tidy(in_step=True)
-            self._steps.asked_since_pack = True
-            if packed.counter._version != packed.version:  # noqa: SLF001
-                packed.check()  # which raises
-            if isinstance(packed, Encoded):
-                self._hits.append(False)
-                found = packed.in_line.decode(packed)
-            elif isinstance(packed, Recomputed):
-                self._hits.append(False)
-                recomputer.inputs_s = 0.0
-                found = recomputer.run(packed.remat)
-                if not packed.is_memory:
-                    found = packed.view_of(found)
-                inputs_s = recomputer.inputs_s
-            else:
-                memory = packed.link.bring(packed)
-                found = memory if packed.region.way.as_it_is else packed.view_of(memory)
-            packed.uses = 1
-            packed.took_s += _now() - start_s - inputs_s
-            took = state.took
-            if took is not None:
-                took.append((packed.position, packed.nbytes, packed.took_s))
-        except Exception:
-            raise
-        except BaseException:
-            state.interrupted = True
-            raise
-        return found

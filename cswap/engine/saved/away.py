@@ -23,6 +23,7 @@ class Away(WithoutHandle):
 
     __slots__ = ("aligned", "link", "region")
     depth = 0
+    over_link = True
     trip = None
 
     link: Link

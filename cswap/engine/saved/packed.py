@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from cswap.engine.saved.without_handle import SharedUse
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.stored import Stored
     from cswap.remat.record import Remat
 
 
@@ -70,26 +71,38 @@ class Token:
     Attributes:
         handle: its accounts.
         lane: of its device.
-        source: see `Owner`.
-        result: see `Owner`.
-        remat: see `Owner`.
-        passage: see `Owner`.
+        users: number of the packed views.
+        uses: how often they were asked for.
+        took_s: seconds in the hooks so far, in which it left and came back.
+        source: the tensor's own memory, with any layout; `Handle.elements` makes it flat. None once
+            it is let go.
+        remat: how it can be computed again, if it can.
+        stored: the way that it has left; None: it has not.
         stay: its tensor stays (engine/order/looks.py); None: it leaves, or nobody has decided.
         shared_use: set if the next tensor of its place may do without a handle; told of other users
             of the memory.
+        result: see `Waiting`, as the next two.
     """
 
     __slots__ = (
         "__weakref__",
         "handle",
         "lane",
-        "passage",
+        "ready",
         "remat",
         "result",
+        "result_version",
         "shared_use",
         "source",
         "stay",
+        "stored",
+        "took_s",
+        "users",
+        "uses",
     )
+
+    ready: Any
+    result_version: int
 
     def __init__(self, handle: Handle, source: torch.Tensor, lane: Lane) -> None:
         self.handle = handle
@@ -97,10 +110,36 @@ class Token:
         self.source: torch.Tensor | None = source
         self.result: torch.Tensor | None = None
         self.remat: Remat | None = None
-        self.passage: Passage | None = None
+        self.stored: Stored | Passage | None = None
         self.stay: Stay | None = None
         self.shared_use: SharedUse | None = None
+        self.users, self.uses, self.took_s = 1, 0, 0.0
         handle.token = weakref.ref(self)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tensor's memory."""
+        return self.handle.raw_nbytes
+
+    @property
+    def position(self) -> int:
+        """See `Handle`."""
+        return self.handle.position
+
+    @property
+    def tolerance(self) -> int:
+        """See `Handle`."""
+        return self.handle.tolerance
+
+    @property
+    def over_link(self) -> bool:
+        """Whether it has left over a link."""
+        return self.stored is not None and not self.lane.device.unified
+
+    @property
+    def stays(self) -> bool:
+        """Whether it is in its own memory."""
+        return self.source is not None
 
 
 class PackedView(Packed):
@@ -153,16 +192,18 @@ class PackedView(Packed):
         """See `Packed`."""
         return self.token.handle.tolerance
 
-    def raise_modified(self) -> NoReturn:
-        """See Note [modified in place].
+    def owner(self) -> Token:
+        """Of the memory; see Note [modified in place].
 
         Raises:
             RuntimeError: autograd's own: the tensor was modified in place since it was saved.
         """
         handle = self.token.handle
-        counter = handle.counter
-        assert counter is not None  # this view keeps it
-        raise modified_error(counter, self.sizes, handle.version)
+        if handle.modified():
+            counter = handle.counter
+            assert counter is not None  # this view keeps it
+            raise modified_error(counter, self.sizes, handle.version)
+        return self.token
 
     def rebuild(self, memory: torch.Tensor, *, own: bool) -> torch.Tensor:
         """The saved tensor with its exact sizes and strides, as a view of ``memory``.

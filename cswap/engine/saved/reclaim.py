@@ -1,14 +1,14 @@
-"""Releases the handles that nobody can ask for any more.
+"""Releases what is held for saved tensors that nobody can ask for any more.
 
-Note [when a handle is released]
+Note [when a tensor is released]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The tensors of a handle are freed when its token dies. The rest is to be done in Python: give its
-host memory back to the pool, delete its files, correct the accounts. It cannot be done where the
-token dies, which is inside autograd's C++ code or anywhere in the garbage collector, maybe under
-our own locks. So deaths are only noted there. They are dealt with when the engine is next called:
-by pack, by unpack, at the end of every backward, when a step begins, when a ``with`` ends. If
-nothing calls it (a graph was dropped without a backward, and nothing runs after that), a thread
-does, a moment later.
+The tensors of a handle are freed when its token dies, an encoding in host memory when its `Stored`
+does. The rest is to be done in Python: give host memory back to the pool, delete files, correct the
+accounts. It cannot be done where an owner dies, which is inside autograd's C++ code or anywhere in
+the garbage collector, maybe under our own locks. So deaths are only noted there. They are dealt
+with when the engine is next called: by pack, by unpack, at the end of every backward, when a step
+begins, when a ``with`` ends. If nothing calls it (a graph was dropped without a backward, and
+nothing runs after that), a thread does, a moment later.
 """
 
 from __future__ import annotations
@@ -19,151 +19,117 @@ import threading
 import weakref
 from collections import deque
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
-
-from cswap.engine.saved.encoded import Encoded
-from cswap.engine.saved.packed import Token
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cswap.engine.link.link import Link
-    from cswap.engine.transfer.device_lanes import Lane, Lanes
+    from cswap.engine.saved.packed import Token
+    from cswap.engine.transfer.device_lanes import Lane
     from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.stored import Stored
     from cswap.pool import Loan
     from cswap.stats.counters import Counters
-    from cswap.stores.host import HostStore
+    from cswap.stores.disk import DiskFile
 
 EVERY_S: Final = 0.1
-"""How often the thread looks, while there are handles."""
+"""How often the thread looks, while something is held."""
 
 IDLE_LOOKS: Final = 20
-"""Looks without any handle after which it sleeps until there is one."""
+"""Looks without anything held after which it sleeps until there is something."""
 
 
-MOST_LATER: Final = 16
-"""The dead that wait to be released together, since one alone finds cold caches: handles without
-bytes."""
+class Death(weakref.ref[Any]):
+    """A weak reference to an owner that is put on a list when the owner dies.
 
-
-class Death(weakref.ref[Token]):
-    """A weak reference to a token that is put on a list when the token dies.
-
-    Its callback is the list's ``append``. No Python code runs where the token dies, which may be
+    Its callback is the list's ``append``. No Python code runs where the owner dies, which may be
     anywhere: under our locks, and where an interrupt would be swallowed.
 
     Attributes:
-        handle: of the token.
-        lane: of its device.
+        bury: frees what is left; may be called twice.
+        handle: of the owner; None: it has none.
+        host_bytes: of host memory that are held until then.
     """
 
-    __slots__ = ("handle", "lane")
-
-    handle: Handle
-    lane: Lane
-
-
-class EncodingDeath(weakref.ref[Encoded]):
-    """The same for a tensor without a handle.
-
-    Attributes:
-        loan: memory of its encoding; None: it has been given back.
-        host: of which that is.
-    """
-
-    __slots__ = ("host", "loan")
-    __hash__ = object.__hash__  # without a call of the tensor's
+    __slots__ = ("bury", "handle", "host_bytes")
+    __hash__ = object.__hash__  # without a call of the owner's
     __eq__ = object.__eq__
 
-    loan: Loan | None
-    host: HostStore
+    bury: Callable[[], None]
+    handle: Handle | None
+    host_bytes: int
 
 
 class Reclaimer:
-    """The handles of one engine, from their birth to their release. Thread-safe.
+    """The owners of one engine's tensors, from their birth to their release. Thread-safe.
 
     Attributes:
-        encodings: those of tensors without handles, whose memory has not been given back.
-        deaths: of tokens and of encodings without handles, to be dealt with by `collect`.
-        later: of tokens whose tensors are computed again (see `release_later`).
+        links: of the engine's lanes, which bury their dead themselves.
+        alive: owners whose death has not been dealt with.
+        deaths: to be dealt with by `collect`.
     """
 
-    def __init__(
-        self,
-        release: Callable[[Handle, Lane], None],
-        lanes: Lanes,
-        counters: Counters,
-    ) -> None:
-        """Make it.
-
-        Args:
-            release: frees all that is left of a handle; may be called twice for one.
-            lanes: the engine's, whose links bury their dead themselves.
-            counters: the engine's.
-        """
-        self._release, self._lanes, self._counters = release, lanes, counters
-        self.encodings: set[EncodingDeath] = set()
+    def __init__(self, counters: Counters) -> None:
+        """Args: counters: the engine's."""
+        self._counters = counters
+        self.links: list[Link] = []
+        self.alive: set[Death] = set()
         self.deaths: deque[weakref.ref[Any]] = deque()
-        self.later: deque[weakref.ref[Any]] = deque()
         self._lock = threading.Lock()
-        self._n_born = self._n_released = 0
         _reclaimers.add(self)
 
-    def watch(self, token: Token) -> None:
-        """Release the token's handle after its death."""
-        death = Death(token, self.deaths.append)
-        death.handle, death.lane = token.handle, token.lane
-        token.handle.token = death
-        self._n_born += 1
+    def watch(self, token: Token, release: Callable[[Handle, Lane], None]) -> None:
+        """After a token's death, call ``release`` with its handle and lane."""
+        handle = token.handle
+        self._watch(token, partial(release, handle, token.lane), handle=handle)
+
+    def watch_encoding(
+        self, stored: Stored, free: Callable[[Loan | None, DiskFile | None], None]
+    ) -> None:
+        """After the death of an encoding in host memory or in a file, free that."""
+        bury = partial(free, stored.loan, stored.file)
+        self._watch(stored, bury, host_bytes=stored.host_bytes)
+
+    def _watch(
+        self,
+        owner: Any,
+        bury: Callable[[], None],
+        *,
+        handle: Handle | None = None,
+        host_bytes: int = 0,
+    ) -> None:
+        death = Death(owner, self.deaths.append)
+        death.bury, death.handle, death.host_bytes = bury, handle, host_bytes
+        self.alive.add(death)
         if not _thread.awake:
             _thread.wake()
 
-    def watch_encoding(self, encoded: Encoded, loan: Loan, host: HostStore) -> None:
-        """Give an encoding's memory back to the store after the death of its tensor."""
-        death = EncodingDeath(encoded, self.deaths.append)
-        death.loan, death.host = loan, host
-        self.encodings.add(death)
-        self._n_born += 1
-        if not _thread.awake:
-            _thread.wake()
-
-    def release_later(self, token: Token) -> None:
-        """Let the token's death wait for up to `MOST_LATER` others: its handle holds no bytes.
-
-        Args:
-            token: it is watched, and its tensor is computed again.
-        """
-        death = Death(token, self.later.append)
-        death.handle, death.lane = token.handle, token.lane
-        token.handle.token = death  # the death before is gone, and its callback with it
+    @property
+    def holds(self) -> bool:
+        """Whether something is held, or waits to be released."""
+        return bool(self.alive) or any(link.alive for link in self.links)
 
     @property
-    def has_handles(self) -> bool:
-        """Whether a handle is alive, or waits to be released."""
-        in_slots = any(link.alive for link in self._lanes.links)
-        return in_slots or self._n_born != self._n_released
+    def device_bytes(self) -> int:
+        """Bytes of tensors that have a handle and are in their own memory."""
+        handles = [death.handle for death in self.alive.copy()]
+        return sum(handle.device_bytes for handle in handles if handle is not None)
 
     @property
-    def encoded_bytes(self) -> int:
-        """Bytes of host memory that hold encodings of tensors without handles."""
-        loans = [death.loan for death in self.encodings.copy()]
-        return sum(loan.known.size for loan in loans if loan is not None)
+    def host_bytes(self) -> int:
+        """Bytes of host memory that hold encodings of tensors that have not left over a link."""
+        return sum(death.host_bytes for death in self.alive.copy())
 
     def collect(self, *, in_step: bool = False) -> None:
-        """Release the handles that have died so far.
-
-        Args:
-            in_step: in the middle of a step; then those on the list ``later`` wait for others.
-        """
+        """Release what has died so far. Args: in_step: in the middle of a step: not over a link."""
         while self.deaths:
-            self.collect_encodings()
-            self._release_first(self.deaths)
-        if not (in_step and len(self.later) <= MOST_LATER):
-            while self.later:
-                self._release_first(self.later)
-        if not in_step:
-            for link in self._lanes.links:
-                self._release_dead(link)
+            self._bury_first()
+        if in_step:
+            return
+        for link in self.links:
+            self._release_dead(link)
 
     def _release_dead(self, link: Link) -> None:
         try:
@@ -171,9 +137,24 @@ class Reclaimer:
         except Exception as error:  # of the device: the others are released
             self._counters.fall_back("release", error)
 
+    def _bury_first(self) -> None:
+        with self._lock:
+            if not self.deaths:
+                return
+            death = self.deaths[0]  # an interrupt leaves it where it is, for the next time
+            if isinstance(death, Death):
+                try:
+                    death.bury()
+                    if death.host_bytes:
+                        self._counters.hold(host=-death.host_bytes)
+                except Exception as error:
+                    self._counters.fall_back("release", error)
+                self.alive.discard(death)
+            self.deaths.popleft()
+
     def collect_beside(self) -> None:
         """`collect`, in a thread that does nothing else."""
-        for link in self._lanes.links:
+        for link in self.links:
             link.prepare_thread()
         self.collect()
 
@@ -183,44 +164,9 @@ class Reclaimer:
         if not _thread.awake:
             _thread.wake()
 
-    def collect_encodings(self) -> None:
-        """`collect` for encodings that have died, up to the first other death: with fewer calls."""
-        deaths, encodings, moves = self.deaths, self.encodings, self._counters.moves
-        with self._lock:
-            while deaths:
-                death = deaths[0]  # an interrupt leaves it where it is, for the next time
-                if type(death) is not EncodingDeath:
-                    return
-                # An interrupt may come after this line as well: then the pool notices that the
-                # memory has gone.
-                loan, death.loan = death.loan, None
-                try:
-                    if loan is not None:
-                        death.host.put_back(loan)
-                        moves.append((0, -loan.known.size, 0, "", 0, 0, 0.0))
-                    encodings.discard(death)
-                except Exception as error:  # of the device: all others are released
-                    self._counters.fall_back("release", error)
-                deaths.popleft()
-                self._n_released += 1
-
-    def _release_first(self, deaths: deque[weakref.ref[Any]]) -> None:
-        # The first of these deaths, if it is no encoding's.
-        with self._lock:
-            if not deaths or type(deaths[0]) is EncodingDeath:
-                return
-            death = deaths[0]  # see above
-            try:
-                if isinstance(death, Death):
-                    self._release(death.handle, death.lane)
-            except Exception as error:
-                self._counters.fall_back("release", error)
-            deaths.popleft()
-            self._n_released += 1
-
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No handle is released meanwhile."""
+        """Nothing is released meanwhile."""
         with self._lock:
             yield
 
@@ -247,7 +193,7 @@ class _Thread:
         self._starting = threading.Lock()
 
     def wake(self) -> None:
-        """There is a handle now."""
+        """Something is held now."""
         self.awake = True
         self._wanted.set()
         if self._thread is None and not self._stopping.is_set():
@@ -263,10 +209,10 @@ class _Thread:
         while not self._stopping.wait(EVERY_S):
             idle = 0 if _collect_all() else idle + 1
             if idle > IDLE_LOOKS:
-                # A handle that is born from here on wakes it; one born before is seen below.
+                # Whatever is held from here on wakes it; what was before is seen below.
                 self._wanted.clear()
                 self.awake = False
-                if not any(reclaimer.has_handles for reclaimer in _all_reclaimers()):
+                if not any(reclaimer.holds for reclaimer in _all_reclaimers()):
                     self._wanted.wait()
                 idle = 0
 
@@ -278,7 +224,7 @@ class _Thread:
             self._thread.join(10)
 
     def forked(self) -> None:
-        """In a forked child there is no thread, until it has a handle of its own."""
+        """In a forked child there is no thread, until something is held there."""
         self._begin()
         for reclaimer in _all_reclaimers():
             reclaimer.forked()
@@ -291,12 +237,12 @@ def _all_reclaimers() -> list[Reclaimer]:
 
 
 def _collect_all() -> bool:
-    # Whether a handle is alive. A function of its own: its local variable would keep the last
+    # Whether something is held. A function of its own: its local variable would keep the last
     # reclaimer, and so an engine, alive until the next look.
     busy = False
     for reclaimer in _all_reclaimers():
         reclaimer.collect_beside()
-        busy = busy or reclaimer.has_handles
+        busy = busy or reclaimer.holds
     return busy
 
 

@@ -25,6 +25,6 @@ class Recomputed(WithoutHandle):
     remat: Remat
     is_memory: bool
 
-    def view_of(self, memory: torch.Tensor) -> torch.Tensor:
-        """See `WithoutHandle.view_of`."""
-        return memory if self.is_memory else super().view_of(memory)
+    def rebuild(self, memory: torch.Tensor, *, own: bool) -> torch.Tensor:
+        """See `WithoutHandle.rebuild`."""
+        return memory if self.is_memory else super().rebuild(memory, own=own)

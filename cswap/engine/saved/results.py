@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 if TYPE_CHECKING:
     import torch
 
-    from cswap.engine.saved.without_handle import WithoutHandle
+    from cswap.engine.transfer.device_lanes import Lane
     from cswap.stats.counters import Counters
 
 MOST: Final = 2
@@ -26,20 +26,65 @@ MOST_OVER_A_LINK: Final = 8
 moves 316 ms over the link with 2, 223 with 4 and 210 with 8."""
 
 
+class Waiting(Protocol):
+    """The owner of a saved tensor's memory: a token, or an object without a handle.
+
+    Attributes:
+        lane: of its device.
+        result: memory that was computed or decoded, for those that have not asked yet.
+        result_version: of that memory when it was made.
+        ready: the moment on the stream of the one that asked first at which it holds the values.
+    """
+
+    lane: Lane
+    result: torch.Tensor | None
+    result_version: int
+    ready: Any
+
+    @property
+    def nbytes(self) -> int:
+        """Of the memory."""
+        ...
+
+    @property
+    def users(self) -> int:
+        """How many saved tensors use it."""
+        ...
+
+    @property
+    def uses(self) -> int:
+        """How often they were asked for."""
+        ...
+
+
 class Results:
     """The results of one engine that wait. Thread-safe.
 
     Attributes:
-        waiting: the object without a handle of each, and its bytes.
+        waiting: the owner of each, and its bytes.
     """
 
     def __init__(self, counters: Counters) -> None:
         """Args: counters: the engine's."""
         self._counters = counters
         self._lock = threading.Lock()
-        self.waiting: deque[tuple[weakref.ref[WithoutHandle], int]] = deque()
+        self.waiting: deque[tuple[weakref.ref[Waiting], int]] = deque()
 
-    def asked(self, first: WithoutHandle, memory: torch.Tensor) -> None:
+    @staticmethod
+    def found(first: Waiting) -> torch.Tensor | None:
+        """The memory that was computed or decoded before; None: it does not wait.
+
+        Nor does memory count that one of its users has written into.
+        """
+        memory = first.result
+        if memory is None or memory._version != first.result_version:  # noqa: SLF001
+            return None
+        if first.ready is not None:
+            first.lane.device.join(first.ready)
+        first.lane.device.share(memory)
+        return memory
+
+    def asked(self, first: Waiting, memory: torch.Tensor) -> None:
         """One of several users was given this memory; it waits until all have asked."""
         with self._lock:
             if not first.uses % first.users:
@@ -47,7 +92,7 @@ class Results:
             else:
                 self._keep(first, memory)
 
-    def lend(self, first: WithoutHandle, memory: torch.Tensor) -> None:
+    def lend(self, first: Waiting, memory: torch.Tensor) -> None:
         """Another tensor is computed again from this memory; it waits for its own users."""
         with self._lock:
             self._keep(first, memory)
@@ -72,7 +117,7 @@ class Results:
         waiting = self.waiting.copy()
         return sum(nbytes for reference, nbytes in waiting if reference() is not None)
 
-    def _keep(self, first: WithoutHandle, memory: torch.Tensor) -> None:
+    def _keep(self, first: Waiting, memory: torch.Tensor) -> None:
         before = first.result
         if before is memory:
             return
@@ -81,11 +126,12 @@ class Results:
         if before is None:
             self.waiting.append((weakref.ref(first), first.nbytes))
             self._counters.hold(device=first.nbytes)
-            most = MOST if first.lane.device.unified else MOST_OVER_A_LINK
-            while len(self.waiting) > most:
+            lane, waiting = first.lane, self.waiting
+            most = MOST if lane.device.unified else MOST_OVER_A_LINK
+            while len(waiting) > most or (len(waiting) > 1 and self.nbytes > lane.ready_bytes):
                 self._drop_oldest()
 
-    def _let_go(self, first: WithoutHandle) -> None:
+    def _let_go(self, first: Waiting) -> None:
         for n, (reference, nbytes) in enumerate(self.waiting):
             if reference() is first:
                 first.result = None

@@ -49,6 +49,8 @@ class WithoutHandle(Packed):
         recipe: of its place in the step; it has the tensor's layout.
         offset: of the tensor in its memory, in elements.
         lane: of its device.
+        over_link: whether it has left over a link.
+        stays: whether it is in its own memory.
         shared_use: of its place in the step.
         position: index of this tensor among those saved in its step.
         step: number of that step.
@@ -60,9 +62,7 @@ class WithoutHandle(Packed):
         first: of those that were saved of this tensor; None: this one. All below is the first's.
         users: how many there are.
         uses: how often they were asked for.
-        result: memory that was computed or decoded, for those that have not asked yet (results.py).
-        result_version: of that memory when it was made.
-        ready: the moment on the stream of the one that asked first at which it holds the values.
+        result: see `Waiting` in results.py, as the next two.
         took_s: seconds in the hooks so far.
         base: of which the tensor is a view, or the tensor itself, if it is expected to be saved
             again.
@@ -93,6 +93,7 @@ class WithoutHandle(Packed):
     )
 
     depth: int
+    over_link = stays = False
     ready: Any
     result_version: int
 
@@ -131,30 +132,18 @@ class WithoutHandle(Packed):
         self.base = weakref.ref(tensor if base is None else base)
         self.shared_use.last = weakref.ref(self)
 
-    def check(self) -> None:
-        """See Note [modified in place] in packed.py.
+    def owner(self) -> WithoutHandle:
+        """Of the memory: the first one that was saved of this tensor.
 
         Raises:
             RuntimeError: autograd's own: the tensor was modified in place since it was saved.
         """
         if self.counter._version != self.version:  # noqa: SLF001
             raise modified_error(self.counter, self.recipe.sizes, self.version)
+        return self.first or self
 
-    def waiting(self) -> torch.Tensor | None:
-        """The memory that was computed or decoded before; None: it does not wait.
-
-        Nor does memory count that one of its users has written into.
-        """
-        memory = self.result
-        if memory is None or memory._version != self.result_version:  # noqa: SLF001
-            return None
-        if self.ready is not None:
-            self.lane.device.join(self.ready)
-        self.lane.device.share(memory)
-        return memory
-
-    def view_of(self, memory: torch.Tensor) -> torch.Tensor:
-        """The saved tensor in its memory, which was computed or decoded."""
+    def rebuild(self, memory: torch.Tensor, *, own: bool) -> torch.Tensor:
+        """The saved tensor in its memory. Args: memory, own: see `PackedView.rebuild`."""
         sizes, strides = self.recipe.sizes, self.recipe.strides
         if (
             memory.shape == sizes

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -14,7 +14,6 @@ from cswap.devices.freed_memory import FreedMemory
 from cswap.engine.transfer.disk_queue import DiskQueue
 from cswap.engine.transfer.host_executor import HostExecutor
 from cswap.engine.transfer.link_executor import LinkExecutor
-from cswap.engine.transfer.ready_budget import ReadyBudget
 from cswap.engine.transfer.resources import Resources
 from cswap.errors import ConfigError, InternalError, UnsupportedError
 from cswap.pool import Allowance
@@ -28,10 +27,9 @@ if TYPE_CHECKING:
 
     from cswap.config import SwapConfig
     from cswap.devices.base import Device
-    from cswap.engine.link.link import Link
+    from cswap.engine.saved.reclaim import Reclaimer
     from cswap.engine.transfer.executor import Executor
     from cswap.pool import Loan
-    from cswap.remat.record import Remat
     from cswap.stats.counters import Counters
 
 MOST_AHEAD: Final = 16
@@ -49,7 +47,6 @@ class Lane:
         host: its host tier.
         executor: moves handles of this device.
         ahead: tensors that may come back ahead, unless a plan says how many; 0: no link, none.
-        ready: bounds the decoded memory that waits; to be used under the engine's lock.
         min_bytes: smaller tensors stay.
         may_capture: whether the device can record the work that it runs, as CUDA graphs do.
         may_keep: whether a tensor may stay because no codec is worth its time.
@@ -58,6 +55,7 @@ class Lane:
 
     __slots__ = (
         "_freed",
+        "_most_ready",
         "_spills",
         "_stalled_before_s",
         "ahead",
@@ -67,7 +65,6 @@ class Lane:
         "may_capture",
         "may_keep",
         "min_bytes",
-        "ready",
         "step_bytes",
     )
 
@@ -78,7 +75,7 @@ class Lane:
         disk: DiskStore | None,
         counters: Counters,
         allowance: Allowance,
-        recompute: Callable[[Remat], torch.Tensor],
+        reclaimer: Reclaimer,
     ) -> None:
         # Where the host's memory is the device's, memory that backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
@@ -98,13 +95,13 @@ class Lane:
             self.host,
             disk,
             counters,
+            reclaimer,
             seed=config.seed,
             verify=config.verify,
-            recompute=recompute,
         )
         budget = optional_int(config.budget)
         ahead = device.ready_bytes if budget is None else min(device.ready_bytes, budget)
-        self.ready = ReadyBudget(ahead, self.executor.link)
+        self._most_ready = None if device.unified else ahead
         counters.host_is_device |= device.unified
         self.ahead = 0 if device.unified else MOST_AHEAD
         self.may_capture = not device.unified
@@ -122,6 +119,14 @@ class Lane:
     def stalled_s(self) -> float:
         """Seconds that the device has waited for swaps since this lane was made."""
         return self.device.stalled_s - self._stalled_before_s
+
+    @property
+    def ready_bytes(self) -> int:
+        """Decoded memory that may wait to be asked for again, in bytes."""
+        link = self.executor.link
+        if self._most_ready is None or link is None:
+            return sys.maxsize  # but for the number of tensors, see `Results`
+        return min(self._most_ready, link.ahead.most_bytes)
 
     def hold_within(self, budget_bytes: int) -> None:
         """Let go of tensors on their way out until so many bytes of them are left."""
@@ -145,7 +150,7 @@ class Lane:
         """Keep no more than so many bytes for reuse in a pool."""
         if self.device.unified:
             self.host.trim(idle_bytes)
-            self._trim_encoders(idle_bytes)
+            self._trim_scratch(idle_bytes)
         if self.executor.link is not None:
             self.executor.link.trim()
 
@@ -156,11 +161,11 @@ class Lane:
 
     def trim_scratch(self) -> None:
         """Keep no idle encoders' memory, where it is the memory that backward decodes into."""
-        self._trim_encoders(0)
+        self._trim_scratch(0)
 
-    def _trim_encoders(self, idle_bytes: int) -> None:
-        if self.executor.in_line is not None:
-            self.executor.in_line.trim(idle_bytes)
+    def _trim_scratch(self, idle_bytes: int) -> None:
+        if isinstance(self.device, HostDevice):
+            self.device.trim(idle_bytes)
 
     @property
     def scratch_bytes(self) -> int:
@@ -174,7 +179,7 @@ class Lane:
         if self.executor.link is not None:
             self.executor.link.close()
         self.host.close()
-        self._trim_encoders(0)
+        self._trim_scratch(0)
         if self._freed is not None:
             self._freed.release()
 
@@ -195,11 +200,11 @@ class Lanes:
         config: SwapConfig,
         disk: DiskStore | None,
         counters: Counters,
+        reclaimer: Reclaimer,
         device: Device | None = None,
         *,
         step_bytes: int | None = None,
         relieve: Callable[[], None] | None = None,
-        recompute: Callable[[Remat], torch.Tensor],
     ) -> None:
         """Make no lane yet.
 
@@ -207,18 +212,17 @@ class Lanes:
             config: the engine's options.
             disk: the engine's disk tier, or None.
             counters: the engine's.
+            reclaimer: the engine's.
             device: the only one, in tests.
             step_bytes: memory of each device for all of the step, by a plan; None: no limit.
             relieve: a bound method to be called when a device is out of memory.
-            recompute: see `Resources`.
         """
-        self._recompute = recompute
         self._config, self._disk, self._counters = config, disk, counters
         self._step_bytes, self._relieve = step_bytes, relieve
         self._allowance = Allowance(optional_int(config.host_limit))
         self._lanes: dict[torch.device, Lane | None] = {}
         self._lock = threading.Lock()
-        self.links: list[Link] = []
+        self._reclaimer, self.links = reclaimer, reclaimer.links
         self._copies = 0, False
         self._only = None if device is None else self._make(device)
         self.min_bytes = min(config.min_bytes_on(kind) for kind in ("cpu", "cuda"))
@@ -284,7 +288,6 @@ class Lanes:
     def recount(self) -> None:
         """After an interrupt, and a wait for the devices: add up again what is in use."""
         for lane in self._made():
-            lane.ready.recount()
             lane.host.recount()
             lane.executor.recount()
         self._allowance.recount(sum(lane.host.in_use_bytes for lane in self._made()))
@@ -310,7 +313,7 @@ class Lanes:
         if self._relieve is not None:
             device.relieve_by(self._relieve)
         lane = Lane(
-            device, self._config, self._disk, self._counters, self._allowance, self._recompute
+            device, self._config, self._disk, self._counters, self._allowance, self._reclaimer
         )
         lane.step_bytes = self._step_bytes
         link = lane.executor.link
@@ -325,20 +328,18 @@ def make_executor(
     host: HostStore,
     disk: DiskStore | None,
     counters: Counters,
+    reclaimer: Reclaimer,
     *,
     seed: int,
     verify: bool,
-    recompute: Callable[[Remat], torch.Tensor] | None = None,
 ) -> Executor:
     """The executor of a device; arguments as of `Resources`."""
     files = None if disk is None or device.unified else DiskQueue(disk, device.host_memory)
     lock = threading.Lock()
     before = len(device.damage())
     resources = Resources(
-        device, host, disk, files, counters, lock, seed, verify, damages_before=before
+        device, host, disk, files, counters, reclaimer, lock, seed, verify, damages_before=before
     )
-    if recompute is not None:
-        resources = replace(resources, recompute=recompute)
     if isinstance(device, LinkDevice):
         return LinkExecutor(resources, device.side_streams())
     return HostExecutor(resources)

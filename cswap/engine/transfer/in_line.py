@@ -1,242 +1,163 @@
-"""Encodes and decodes in the thread that calls, for devices whose memory is the host's.
+"""Encodes and decodes in the thread that calls, for devices whose memory is the host's: `InLine`.
 
-Tensors with a handle pass through host_executor.py; those without one (replay/) come here.
+Whether a tensor has a handle (host_executor.py) or a slot (replay/in_line_slot.py), its encoding is
+made before pack returns, so there is no state between two threads.
 """
 
 from __future__ import annotations
 
-import ctypes
 import time
-from collections import deque
-from typing import TYPE_CHECKING, Final, Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
 import torch
 
 from cswap.codecs.base import checked_bound, checked_size
-from cswap.codecs.layout import copy_bytes
+from cswap.codecs.layout import bytes_of, copy_bytes
 from cswap.devices.base import FLAT, without_memory
-from cswap.engine.transfer.checked_way import CheckedByAddress
-from cswap.engine.transfer.stored import INDICES
-from cswap.recent import Recent
+from cswap.engine.transfer.resources import DAMAGED, checksum
+from cswap.engine.transfer.stored import INDICES, Stored
+from cswap.errors import CorruptEncodingError, InternalError, without_frames
 
 if TYPE_CHECKING:
-    from cswap.codecs.base import ByAddress, Codec, EncodeKey
-    from cswap.engine.transfer.notes import TripNotes
+    from cswap.codecs.base import Codec, EncodeKey
     from cswap.engine.transfer.resources import Resources
     from cswap.pool import Loan
-
-MOST_KINDS: Final = 1 << 12
-"""Kinds of tensors whose way by address is remembered."""
-
-MOST_KEPT: Final = 256 << 10
-"""Bytes of scratch memory that each thread which encodes may keep from one tensor to the next."""
+    from cswap.stores.disk import DiskFile
 
 _now = time.perf_counter
 
 
-Encoding: TypeAlias = "tuple[Loan, int, float, ByAddress | None]"
-"""An encoding in the host store's memory: the loan, the bytes of it that are in use, the seconds
-that the encode took, and the way by which it is decoded (None: by the codec). A plain tuple, since
-to make an object takes as long as to copy 10 KiB."""
-
-
-class Shape(Protocol):
-    """Of a tensor.
-
-    Attributes:
-        sizes: its sizes.
-        strides: its strides.
-        contiguous: whether a new tensor of these sizes has the same strides.
-    """
-
-    sizes: torch.Size
-    strides: tuple[int, ...]
-    contiguous: bool
-
-
-class EncodingOwner(Protocol):
-    """Stands for an encoded tensor in autograd's graph.
-
-    Attributes:
-        recipe: the tensor's shape.
-        dtype: of the tensor.
-        nbytes: of the tensor.
-        codec: that encoded it.
-        encoding: of the tensor.
-        notes: to be told how long the first round trip took; None: nobody asks.
-    """
-
-    @property
-    def recipe(self) -> Shape:
-        """See above."""
-        ...
-
-    dtype: torch.dtype
-    nbytes: int
-    codec: Codec
-    encoding: Encoding
-    notes: TripNotes | None
+class NoRoomError(Exception):
+    """Neither the host tier nor the disk tier has room; ``args``: reason, why."""
 
 
 class InLine:
-    """Encodes whole tensors into a device's host store, and decodes them."""
+    """Encodes whole tensors into a device's host store, or onto the disk, and decodes them.
+
+    Attributes:
+        seed: of stochastic rounding.
+    """
 
     def __init__(self, resources: Resources) -> None:
         """Args: resources: of the device."""
         self._device, self._counters = resources.on_host, resources.counters
-        self.host, self.seed = resources.host, resources.seed
-        self._stream = resources.on_host.in_line
-        self._known: Recent[tuple[str, torch.dtype, int], tuple[Codec, ByAddress | None]]
-        self._known = Recent(MOST_KINDS)
-        self._idle: deque[torch.Tensor] = deque()  # memory for encoders; several threads may encode
+        self._host, self._disk, self.seed = resources.host, resources.disk, resources.seed
+        self._verify, self._stream = resources.verify, resources.on_host.in_line
+        self._reclaimer = resources.reclaimer
 
-    def by_address(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
-        """See `Codec.by_address`.
+    # -------------------------------------------------------------------- out
 
-        Payloads of indices are compared on the way back.
-
-        Args:
-            codec: the codec.
-            dtype: of the tensors.
-            nbytes: of a tensor.
-        """
-        known = self._known.get((codec.name, dtype, nbytes))
-        if known is not None and known[0] is codec:  # else another one was registered
-            return known[1]
-        return self._find(codec, dtype, nbytes)
-
-    def _find(self, codec: Codec, dtype: torch.dtype, nbytes: int) -> ByAddress | None:
-        found = None
-        try:
-            found = codec.by_address(dtype, nbytes, self._stream.threads)
-            if found is not None and dtype in INDICES:
-                found = CheckedByAddress(codec.name, found)
-        except Exception as error:  # a codec of another package may raise anything
-            self._counters.fall_back(f"{codec.name}:by_address", error)
-        self._known[codec.name, dtype, nbytes] = codec, found
-        return found
-
-    def encode_at(self, address: int, way: ByAddress) -> Encoding | None:
-        """Encode the tensor at an address by a lossless codec.
-
-        Args:
-            address: of the tensor, a multiple of any word's size.
-            way: of `by_address` for its codec, dtype and bytes.
-
-        Returns:
-            None: the store has no room, or the codec gave an impossible size.
-        """
-        start_s, bound = _now(), way.bound
-        scratch = self.scratch(bound)
-        source = scratch.data_ptr()
-        nbytes = way.encode(address, source)
-        if not 0 <= nbytes <= bound:  # a copy would read memory that is not the encoding's
-            why = f"it gave {nbytes} bytes; {bound} are its bound"
-            self._counters.fall_back("encode by address", why)
-            return None
-        loan = self.host.take(nbytes)
-        if loan is not None:
-            ctypes.memmove(loan.buffer.data_ptr(), source, nbytes)
-        self.keep(scratch)
-        return None if loan is None else (loan, nbytes, _now() - start_s, way)
-
-    def encode(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> Encoding | None:
-        """Encode a tensor; None: the store has no room, or nobody would compare the payload.
+    def encode(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> Stored:
+        """Encode a tensor. Its encoding is freed after the death of the object that is returned.
 
         Args:
             x: [n] flat.
-            codec: to encode with.
+            codec: to encode with; must support the dtype.
             key: see `Codec.encode_flat`.
-        """
-        if x.dtype in INDICES:
-            return None
-        start_s = _now()
-        scratch, nbytes = self.encoded(x, codec, key)
-        loan = self.host.take(nbytes)
-        if loan is not None:
-            copy_bytes(loan.buffer, scratch, nbytes)
-        self.keep(scratch)
-        way = self.by_address(codec, x.dtype, x.nbytes)
-        return None if loan is None else (loan, nbytes, _now() - start_s, way)
-
-    def encoded(self, x: torch.Tensor, codec: Codec, key: EncodeKey) -> tuple[torch.Tensor, int]:
-        """The encoding of a tensor in scratch memory, to be given to `keep`; and its bytes.
-
-        Args:
-            x: [n] flat.
-            codec: to encode with.
-            key: see `Codec.encode_flat`.
-        """
-        bound = checked_bound(codec, x.dtype, x.numel())
-        scratch = self.scratch(bound)
-        size = codec.encode_flat(x, scratch, key=key, stream=self._stream)
-        return scratch, checked_size(codec, size, bound)
-
-    def decode(self, owner: EncodingOwner) -> torch.Tensor:
-        """The values of an encoded tensor, in its layout.
 
         Raises:
-            CorruptEncodingError: the codec cannot decode it.
+            NoRoomError: there is no room for the encoding.
+            MemoryError: there is no memory to encode into.
+            Exception: the codec's own.
+        """
+        stored, start_s = Stored(codec), _now()
+        if self._verify:
+            stored.checked = "source" if codec.lossless else "payload"
+        elif x.dtype in INDICES:  # always: the checksum of an encoding is cheap
+            stored.checked = "payload"
+        if codec.verbatim:
+            self._store(stored, x, x.nbytes)
+        else:
+            bound = checked_bound(codec, x.dtype, x.numel())
+            scratch = self._device.scratch(bound)
+            size = codec.encode_flat(x, scratch, key=key, stream=self._stream)
+            self._store(stored, scratch, checked_size(codec, size, bound))
+            self._device.give_back(scratch)
+        if stored.checked == "source":
+            stored.checksum = checksum(x)
+        self._reclaimer.watch_encoding(stored, self._free)
+        stored.encode_s = _now() - start_s
+        return stored
+
+    def _store(self, stored: Stored, payload: torch.Tensor, nbytes: int) -> None:
+        stored.loan = loan = self._host.take(nbytes)
+        stored.nbytes = nbytes
+        if loan is None:
+            stored.file = self._spill(payload, nbytes)
+        else:
+            copy_bytes(loan.buffer, payload, nbytes)
+        if stored.checked == "payload":
+            stored.checksum = checksum(_bytes(payload, nbytes))
+
+    def _spill(self, payload: torch.Tensor, nbytes: int) -> DiskFile:
+        if self._disk is None:
+            raise NoRoomError("host_limit", "full, and no spill_dir")
+        try:
+            file = self._disk.write(_bytes(payload, nbytes))
+        except OSError as error:
+            raise NoRoomError("disk", without_frames(error)) from None
+        if file is None:
+            raise NoRoomError("disk", "spill_limit reached")
+        return file
+
+    # ------------------------------------------------------------------- back
+
+    def decode(self, stored: Stored, dtype: torch.dtype, numel: int) -> tuple[torch.Tensor, float]:
+        """The values of an encoded tensor, [numel] flat, and the seconds that this took.
+
+        Args:
+            stored: its encoding.
+            dtype: of the tensor.
+            numel: of its elements.
+
+        Raises:
+            CorruptEncodingError: the stored bytes were damaged.
             MemoryError: no memory to decode into.
             UnsupportedError: a mode makes tensors without memory.
         """
-        start_s = _now()
-        loan, used, encode_s, way = owner.encoding
-        recipe, dtype = owner.recipe, owner.dtype
-        # In its own layout: a view is one more tensor to make, and to let go.
-        sizes: tuple[int, ...] = recipe.sizes
-        strides = recipe.strides
-        as_it_was = recipe.contiguous and way is not None
-        if not as_it_was:
-            sizes, strides = (owner.nbytes // dtype.itemsize,), FLAT
+        start_s, codec = _now(), stored.codec
+        out = self.memory(dtype, numel)
+        loan, nbytes = stored.loan, stored.nbytes
+        payload = self._read(stored) if loan is None else loan.buffer[:nbytes]
+        if stored.checked == "payload" and checksum(payload) != stored.checksum:
+            raise CorruptEncodingError(DAMAGED.format(codec.name, nbytes))
+        codec.decode_flat(payload, out, stream=self._stream)
+        if stored.checked == "source" and checksum(out) != stored.checksum:
+            raise CorruptEncodingError(DAMAGED.format(codec.name, nbytes))
+        decode_s = _now() - start_s
+        self._counters.decodes.append((codec.name, decode_s))
+        return out, decode_s
+
+    def memory(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
+        """New memory of the device, [numel] flat.
+
+        Raises:
+            MemoryError: there is none.
+            UnsupportedError: a mode makes tensors without memory.
+        """
         try:
-            out = self._device.allocate(sizes, strides, dtype=dtype)
+            out = self._device.allocate((numel,), FLAT, dtype=dtype)
         except RuntimeError as error:  # torch's, for a CPU's memory as well
-            raise MemoryError(f"swap-in of {owner.nbytes} bytes: {error}") from None
+            raise MemoryError(f"swap-in of {numel * dtype.itemsize} bytes: {error}") from None
         if type(out) is not torch.Tensor:
             raise without_memory(out)
-        if way is None:
-            owner.codec.decode_flat(loan.buffer[:used], out, stream=self._stream)
-        else:
-            way.decode(loan.buffer.data_ptr(), used, out.data_ptr())
-        decode_s = _now() - start_s
-        self._counters.decodes.append((owner.codec.name, decode_s))
-        notes = owner.notes
-        if notes is not None:
-            owner.notes = None
-            notes.note_round_trip(owner.codec.name, encode_s + decode_s)
-        return out if as_it_was else out.as_strided(recipe.sizes, recipe.strides)
+        return out
 
-    def scratch(self, nbytes: int) -> torch.Tensor:
-        """[>= nbytes] uint8 to encode into; ends with `keep`.
+    def _read(self, stored: Stored) -> torch.Tensor:
+        if stored.file is None or self._disk is None:
+            raise InternalError("a stored tensor has neither host memory nor a file")
+        target = self._device.host_memory(max(stored.nbytes, 1))[: stored.nbytes]
+        self._disk.read(stored.file, target)
+        return target
 
-        A small one is kept from tensor to tensor: a device's pool takes as long to ask as a small
-        kernel. A large one is the device's again, so that nobody holds it until backward begins.
-        """
-        if nbytes > MOST_KEPT:
-            return self._device.scratch(nbytes)
-        try:
-            scratch = self._idle.pop()
-        except IndexError:
-            return self._device.scratch(nbytes)
-        if scratch.numel() >= nbytes:
-            return scratch
-        self._device.give_back(scratch)
-        return self._device.scratch(nbytes)
+    def _free(self, loan: Loan | None, file: DiskFile | None) -> None:
+        # Twice is once.
+        if loan is not None:
+            self._host.put_back(loan)
+        if file is not None and self._disk is not None:
+            self._disk.release(file)
 
-    def keep(self, scratch: torch.Tensor) -> None:
-        """Keep memory that `scratch` gave for the next tensor, or give it back."""
-        if scratch.numel() > MOST_KEPT:
-            self._device.give_back(scratch)
-        else:
-            self._idle.append(scratch)
 
-    def trim(self, idle_bytes: int) -> None:
-        """Give the encoders' memory back to the device, which keeps so many bytes of it."""
-        while self._idle:
-            try:
-                scratch = self._idle.pop()
-            except IndexError:  # another thread took it
-                break
-            self._device.give_back(scratch)
-        self._device.trim(idle_bytes)
+def _bytes(x: torch.Tensor, nbytes: int) -> torch.Tensor:
+    # With a storage of its own: the disk tier makes a numpy array of it, see `bytes_of`.
+    return torch.from_numpy(bytes_of(x)[:nbytes])

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.devices.side_streams import SideStreams
     from cswap.engine.link.link_way import Part
+    from cswap.engine.saved.packed import Token
     from cswap.engine.transfer.executor import Memory, WayPlace
-    from cswap.engine.transfer.handle import Handle, Owner
+    from cswap.engine.transfer.handle import Handle
     from cswap.engine.transfer.resources import Resources
 
 MEASURE_EVERY: Final = 8
@@ -44,15 +45,13 @@ class LinkExecutor(Executor):
     # -------------------------------------------------------------------- out
 
     def swap_out(
-        self, handle: Handle, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
+        self, token: Token, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
     ) -> None:
         """See `Executor.swap_out`."""
-        owner = handle.token()
-        if owner is None:
-            return
+        handle = token.handle
         self.link.pump()
         while True:
-            way = self._way(handle, owner, codec, place)
+            way = self._way(token, codec, place)
             self._decide(handle, codec, way.cuts)
             region = self.link.bind(way)
             if region is None:
@@ -65,7 +64,7 @@ class LinkExecutor(Executor):
                 passage.checksum = checksum(x)
             error = self.link.out.send(passage, x, handle.step)
             if error is None:
-                self._leave(handle, owner, passage)
+                self._leave(token, passage)
                 if place is not None:
                     place.way = way
                 return
@@ -81,8 +80,9 @@ class LinkExecutor(Executor):
             return "host_limit", "full, and no spill_dir"
         return "disk", "it is full, or the host has no memory"
 
-    def _way(self, handle: Handle, owner: Owner, codec: Codec, place: WayPlace | None) -> LinkWay:
-        planned, recipe = handle.planned, None if place is None else place.recipe
+    def _way(self, token: Token, codec: Codec, place: WayPlace | None) -> LinkWay:
+        handle, recipe = token.handle, None if place is None else place.recipe
+        planned = handle.planned
         device = self._resources.over_link
         part_bytes = (planned and planned.decision.section_bytes) or device.part_bytes
         dtype, nbytes, layout = torch_dtype(handle.meta.dtype), handle.raw_nbytes, None
@@ -94,7 +94,7 @@ class LinkExecutor(Executor):
             and recipe.sizes.numel() * dtype.itemsize == nbytes
         ):
             layout = recipe.sizes, recipe.strides
-        key = owner.lane, codec, dtype, nbytes, part_bytes, layout
+        key = token.lane, codec, dtype, nbytes, part_bytes, layout
         before = None if place is None else place.way
         way = before if before is not None and before.key == key else LinkWay(*key)
         way.follow(planned)
@@ -107,14 +107,14 @@ class LinkExecutor(Executor):
         notes, n = handle.advice, n_parts
         return Trip(self._counters, handle.label, notes, codec.name, n, is_timed=is_timed)
 
-    def _leave(self, handle: Handle, owner: Owner, passage: Passage) -> None:
+    def _leave(self, token: Token, passage: Passage) -> None:
         # It is on its way; its own memory is the region's now.
-        way = passage.region.way
+        way, handle = passage.region.way, token.handle
         if way.verbatim and passage.trip is not None:
             passage.trip.encoded(way.nbytes, way.nbytes)
         with self._lock:
+            token.stored = passage
             handle.to(State.STORED)
-            owner.passage = passage
             handle.let_go()
         # The link has counted it as one more, and its memory.
         self._counters.moves.append((-way.nbytes, 0, -1, "", 0, 0, 0.0))
@@ -125,13 +125,15 @@ class LinkExecutor(Executor):
 
     # ------------------------------------------------------------------- back
 
-    def memory(self, handle: Handle, *, again: bool = False, expected: bool = True) -> Memory:
+    def memory(self, token: Token, *, expected: bool = True) -> Memory:
         """See `Executor.memory`."""
         self._resources.raise_damage()
-        return super().memory(handle, again=again, expected=expected)
+        return super().memory(token, expected=expected)
 
-    def _fetch(self, handle: Handle, *, expected: bool) -> Memory:
-        passage = self._passage(handle)
+    def _fetch(self, token: Token, *, expected: bool) -> Memory:
+        handle, passage = token.handle, token.stored
+        if not isinstance(passage, Passage):
+            raise InternalError("a stored tensor is nowhere")
         region = passage.region
         if passage.checksum is not None and not region.way.codec.lossless:
             self._compare(handle, passage, self._stored_checksum(passage))
@@ -147,30 +149,6 @@ class LinkExecutor(Executor):
         if not handle.gathered:
             return found, own  # of a gathered one, it is memory of a dense copy
         return self._in_layout(handle, found), False
-
-    def _passage(self, handle: Handle) -> Passage:
-        owner = handle.token()
-        if owner is None or owner.passage is None:
-            raise InternalError("a stored tensor is nowhere")
-        return owner.passage
-
-    def own_memory(self, handle: Handle) -> torch.Tensor | None:
-        """See `Executor.own_memory`."""
-        found = super().own_memory(handle)
-        owner = handle.token()
-        if found is not None or owner is None or owner.passage is None or handle.gathered:
-            return found
-        region = owner.passage.region
-        source = region.source if region.serves else None
-        if source is not None:
-            self._device.share(source)
-        return source
-
-    def settle(self, handle: Handle) -> None:
-        """See `Executor.settle`."""
-        owner = handle.token()
-        if owner is not None and owner.passage is not None:
-            self.link.settle(owner.passage)
 
     def recount(self) -> None:
         """See `Executor.recount`."""

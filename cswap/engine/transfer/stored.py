@@ -1,4 +1,4 @@
-"""`Stored`: an encoding of a tensor with a handle, where host memory is the device's own."""
+"""`Stored`: an encoding of a tensor, where host memory is the device's own."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec
+    from cswap.pool import Loan
     from cswap.stores.disk import DiskFile
 
 INDICES: Final = frozenset({torch.int16, torch.int32, torch.int64})
@@ -17,11 +18,11 @@ Checked = Literal["", "source", "payload"]
 
 
 class Stored:
-    """Written under the executor's lock.
+    """Owned by the object that autograd holds for the tensor, or by its token.
 
     Attributes:
         codec: that encoded it.
-        host: the store's buffer; ``nbytes`` of it are in use. None: it is in a file, or not made.
+        loan: the store's memory; ``nbytes`` of it are in use. None: it is in a file.
         file: on disk instead.
         nbytes: encoded bytes.
         checksum: CRC-32 of the bytes that ``checked`` names.
@@ -29,12 +30,26 @@ class Stored:
         encode_s: seconds that the encode took.
     """
 
-    __slots__ = ("checked", "checksum", "codec", "encode_s", "file", "host", "nbytes")
+    __slots__ = (
+        "__weakref__",
+        "checked",
+        "checksum",
+        "codec",
+        "encode_s",
+        "file",
+        "loan",
+        "nbytes",
+    )
 
     def __init__(self, codec: Codec) -> None:
         self.codec = codec
-        self.host: torch.Tensor | None = None
+        self.loan: Loan | None = None
         self.file: DiskFile | None = None
         self.nbytes = self.checksum = 0
         self.checked: Checked = ""
         self.encode_s = 0.0
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host memory that hold it."""
+        return 0 if self.loan is None else self.loan.known.size
