@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 import torch
 
+from cswap.advisor.live_costs import UNREAD
 from cswap.engine.recipes import MOST_PLACES
 from cswap.engine.saved.eligibility import is_wrapped
 from cswap.engine.saved.unread import Unread, UnreadPlace
@@ -145,7 +146,8 @@ class UnreadPlaces:
                     if self._drop(one):
                         packed.let_go()
                         if packed.place.unread == "numbered":
-                            self._counters.unread.append(packed.place.nbytes)
+                            nbytes = packed.place.nbytes
+                            self._counters.moves.append((0, 0, 1, UNREAD, nbytes, 0, 0.0))
                         else:  # its bytes are counted where they were saved first
                             self._counters.share()
                 elif node is not None or self._n_looks > one.last:

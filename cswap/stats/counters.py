@@ -9,7 +9,6 @@ from collections import Counter, defaultdict, deque
 from itertools import islice
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from cswap.advisor.live_costs import REMAT, UNREAD
 from cswap.log import log
 from cswap.stats.stats import CodecStats, Stats, gained_bytes
 from cswap.stats.steps import BY_GOAL, PARAMETER, Kept, Steps, Totals, together
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
 
 Moved: TypeAlias = tuple[int, int, int, str, int, int, float]
 """Bytes of device memory and of host memory that are held from now on (negative: no more); 1 if a
-tensor was saved. If one was encoded: its codec, its bytes, those of the encoding, and the seconds
-that the computing thread spent on that; else "" and zeros."""
+tensor was saved. If one has left: its codec (or `REMAT`, `UNREAD`), its bytes, those of the
+encoding, and the seconds that the computing thread spent on that; else "" and zeros."""
 
 NO_TENSOR: Final = (0, "", 0, 0, 0.0)
 """The rest of a `Moved` by which no tensor was saved or encoded."""
@@ -42,7 +41,7 @@ class Counters:
         interrupted: an interrupt came while bytes were added up: `recount` has to be called.
         timeline: the timeline that records events; None: nothing is recorded.
         moves: bytes held and given free, in order. Appended to without the lock, like the next
-            seven, and counted later: where caches are cold, a lock takes as long as a small copy.
+            eight, and counted later: where caches are cold, a lock takes as long as a small copy.
         decodes: codec and seconds of each decode, by the computing thread, of a tensor without a
             handle.
         parameters: bytes of each parameter that was saved and stays.
@@ -52,8 +51,6 @@ class Counters:
         kept_sizes: the last three by reason: these tensors are not among the bytes held.
         stayed: reason and bytes of each tensor that was saved where the last one stayed
             (engine/order/looks.py).
-        again: bytes of each saved tensor that is computed again and has no handle.
-        unread: bytes of each saved tensor that is let go, since backward does not read it.
         hits: for each tensor that was asked for first, whether it was ready or on its way.
         held_at_backward: bytes of device and host memory held when the last backward began.
     """
@@ -73,8 +70,6 @@ class Counters:
             BY_GOAL: self.by_goal,
         }
         self.stayed: deque[tuple[str, int]] = deque()
-        self.again: deque[int] = deque()
-        self.unread: deque[int] = deque()
         self.hits: deque[int] = deque()
         self.held_at_backward = 0
         self.kept = _no_tensors()
@@ -176,14 +171,6 @@ class Counters:
                 n, hits = _take_all(self.hits)
                 self.prefetch_hits += hits
                 self.prefetch_misses += n - hits
-            for way, gone in ((REMAT, self.again), (UNREAD, self.unread)):
-                if gone:
-                    n, nbytes = _take_all(gone)
-                    self.packed += n
-                    self.swapped += n
-                    totals = self.by_codec[way]
-                    totals.count += n
-                    totals.raw += nbytes
 
     def _note_peaks(self) -> None:
         # Under the lock: those since the last call, and begin anew.
@@ -342,26 +329,6 @@ class Counters:
             if self.moves:
                 self._count_moves()
             return self._device_bytes + self._host_bytes
-
-    def swapped_out(
-        self,
-        codec: str,
-        raw: int,
-        encoded: int,
-        encode_s: float,
-        *,
-        device: int = 0,
-        host: int = 0,
-    ) -> None:
-        """Count a swapped-out tensor. Updates bytes held."""
-        with self._lock:
-            self.swapped += 1
-            entry = self.by_codec[codec]
-            entry.count += 1
-            entry.raw += raw
-            entry.encoded += encoded
-            entry.encode_s += encode_s
-            self._hold(device, host)
 
     def took(self, codec: str, *, encode_s: float = 0.0, decode_s: float = 0.0) -> None:
         """Add seconds of a codec's encodes and decodes."""

@@ -54,9 +54,6 @@ REASONS: Final[dict[str, Reason]] = {
     "disk": Reason(
         "the disk tier was full or could not be written", "raise spill_limit=, or free the disk"
     ),
-    "modified": Reason(
-        "changed in place after it was saved", "replace the in-place operator, if it matters"
-    ),
     "layout": Reason(
         "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"
     ),

@@ -70,7 +70,13 @@ class Bench:
         self.host = HostStore(device.host_memory, allowance=Allowance(limit))
         self.disk = disk
         self.executor = make_executor(
-            device, self.host, disk, self.counters, self.reclaimer, seed=0, verify=verify
+            device,
+            self.host,
+            disk,
+            self.counters,
+            self.reclaimer.watch_encoding,
+            seed=0,
+            verify=verify,
         )
 
     def token(self, x):

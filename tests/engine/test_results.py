@@ -1,41 +1,55 @@
-"""Results of operators that ran again, and wait for others who will ask for them."""
+"""Decoded memory that waits to be asked for again, and positions in a step."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 
-from cswap.engine.saved.results import MOST_OVER_A_LINK, Results
+from cswap.devices.cpu import CpuDevice
+from cswap.engine.order.step_order import StepOrder
+from cswap.engine.saved.aliases import make_token
+from cswap.engine.saved.results import Results
 from cswap.stats.counters import Counters
 
 
-class First:
-    """Stands for an object without a handle, over a link."""
+class Lane:
+    """The part of a `Lane` that results ask for."""
 
-    result = None
-    lane: Any = SimpleNamespace(
-        device=SimpleNamespace(now=lambda: None, unified=False), ready_bytes=1 << 30
-    )
+    device = CpuDevice()
 
-    def __init__(self, nbytes):
-        self.nbytes = nbytes
+    def __init__(self, ready_bytes):
+        self.ready_bytes = ready_bytes
 
 
-def lent(results, *sizes):
-    firsts: list[Any] = [First(nbytes) for nbytes in sizes]
-    for first in firsts:
-        results.lend(first, torch.empty(0))
-    return firsts
+def lent(results, lane: Any, numel):
+    token = make_token(torch.zeros(numel), lane)
+    results.lend(token, torch.ones(numel))
+    return token
 
 
-def test_the_oldest_results_go_where_too_many_wait():
-    counters = Counters()
-    results = Results(counters)
-    many = lent(results, *range(1, MOST_OVER_A_LINK + 3))
-    assert [first.result is None for first in many] == [True] * 2 + [False] * MOST_OVER_A_LINK
-    assert counters.held_bytes == results.nbytes == sum(range(3, MOST_OVER_A_LINK + 3))
+def test_so_many_bytes_wait_and_one_result_always_may():
+    results, lane = Results(Counters()), Lane(1000)
+    tokens = [lent(results, lane, n) for n in (100, 100, 1000)]
+    assert [token.result is None for token in tokens] == [True, True, False]
     results.clear()
-    assert counters.held_bytes == results.nbytes == 0
-    assert all(first.result is None for first in many)
+    assert results.nbytes == 0
+    assert results.found(tokens[2]) is None
+
+
+def test_memory_that_a_user_has_written_into_serves_nobody_else():
+    results = Results(Counters())
+    token = lent(results, Lane(1 << 30), 10)
+    found = results.found(token)
+    assert found is not None
+    found.add_(1)
+    assert results.found(token) is None
+
+
+def test_a_step_without_backward_begins_anew_when_told():
+    order = StepOrder()
+    for _ in range(3):
+        order.next_position()
+    order.begin_step()
+    order.begin_step()  # nothing saved in between: the same step
+    assert order.next_position() == (0, 1)

@@ -27,14 +27,16 @@ SOURCES = [
 ]
 
 
+CALLS = {"keep": 0, "stay": 0, "_keep": 1, "stay_early": 0, "NoRoomError": 0, "_leave_in_place": 1}
+"""Functions, and at which place they take a reason."""
+
+
 def reasons_named(path):
     """Texts where a source names a reason: in calls of keep and stay, in `reason` and `keep`."""
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Call):
             called = ast.unparse(node.func).rpartition(".")[2]
-            at = {"keep": 0, "stay": 0, "_keep": 1, "_NoRoomError": 0, "_leave_in_place": 1}.get(
-                called
-            )
+            at = CALLS.get(called)
             named: list[ast.expr | None] = [] if at is None else [*node.args[at : at + 1]]
             named += [
                 k.value for k in node.keywords if k.arg == "keep" and isinstance(k.value, ast.IfExp)

@@ -46,7 +46,7 @@ def a_step(counters):
     counters.keep("excluded", 4)
     counters.stayed.append(("does_not_pay", 20))
     counters.stayed.append(("parameter", 5))  # a cast of one
-    counters.again.append(30)
+    counters.moves.append((0, 0, 1, "remat", 30, 0, 0.0))
     backward(counters, 100)
     counters.hold(host=-10)
 

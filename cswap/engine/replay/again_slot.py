@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from cswap.advisor.live_costs import REMAT
 from cswap.engine.recomputer import are_aligned
 from cswap.engine.replay.slot import Slot
 from cswap.engine.saved.recomputed import Recomputed
@@ -40,15 +41,15 @@ class AgainSlot(Slot):
         kind: of its chain, for these.
         place: of the handle: another call of the model before a backward may write into the result.
         steps: know which call it is now.
-        again: see `Counters`.
+        moves: see `Counters`.
     """
 
     __slots__ = (
-        "again",
         "finder",
         "for_goal",
         "formula",
         "kind",
+        "moves",
         "place",
         "refused",
         "steps",
@@ -76,7 +77,7 @@ class AgainSlot(Slot):
         super().__init__(place.recipe, shared_use, handle.position, handle.raw_nbytes, check)
         self.formula, self.for_goal = formula, place.choice is not None
         self.finder = recomputer.finder(tolerance=handle.tolerance, for_goal=self.for_goal)
-        self.trials, self.again = recomputer.trials, state.counters.again
+        self.trials, self.moves = recomputer.trials, state.counters.moves
         self.refused, self.steps = self.trials.refused, state.order
         self.kind, self.place = (
             (place.recipe.scope.path, formula.operator, formula.layout),
@@ -121,5 +122,5 @@ class AgainSlot(Slot):
         if not packed.is_memory:
             packed.offset = int(tensor.storage_offset())
         packed.position, packed.step = self.position, step
-        self.again.append(self.nbytes)
+        self.moves.append((0, 0, 1, REMAT, self.nbytes, 0, 0.0))
         return packed

@@ -211,7 +211,6 @@ class AliasTable:
 
     def add(self, handle: Handle, storage: torch.UntypedStorage) -> None:
         """Remember a handle made of a tensor in this storage."""
-        handle.storage_key = storage._cdata  # noqa: SLF001
         regions = self._storages.get(handle.storage_key)
         if regions is None:
             regions = self._storages[handle.storage_key] = _Regions(storage)
@@ -319,6 +318,7 @@ def make_token(
         token = _part_token(x, whole, version, lane, is_view=base is not None)
     handle = token.handle
     handle.aligned = (address + handle.start * x.element_size()) % ALIGNMENT == 0
+    handle.storage_key = storage._cdata  # noqa: SLF001
     handle.base = weakref.ref(tensor if base is None else base)
     return token
 

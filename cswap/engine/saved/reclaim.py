@@ -26,13 +26,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from cswap.engine.link.link import Link
-    from cswap.engine.saved.packed import Token
-    from cswap.engine.transfer.device_lanes import Lane
-    from cswap.engine.transfer.handle import Handle
-    from cswap.engine.transfer.stored import Stored
-    from cswap.pool import Loan
+    from cswap.engine.transfer.handle import Handle, Owner
+    from cswap.engine.transfer.stored import Free, Stored
     from cswap.stats.counters import Counters
-    from cswap.stores.disk import DiskFile
 
 EVERY_S: Final = 0.1
 """How often the thread looks, while something is held."""
@@ -80,14 +76,12 @@ class Reclaimer:
         self._lock = threading.Lock()
         _reclaimers.add(self)
 
-    def watch(self, token: Token, release: Callable[[Handle, Lane], None]) -> None:
+    def watch(self, token: Owner, release: Callable[[Handle, Any], None]) -> None:
         """After a token's death, call ``release`` with its handle and lane."""
         handle = token.handle
         self._watch(token, partial(release, handle, token.lane), handle=handle)
 
-    def watch_encoding(
-        self, stored: Stored, free: Callable[[Loan | None, DiskFile | None], None]
-    ) -> None:
+    def watch_encoding(self, stored: Stored, free: Free) -> None:
         """After the death of an encoding in host memory or in a file, free that."""
         bury = partial(free, stored.loan, stored.file)
         self._watch(stored, bury, host_bytes=stored.host_bytes)

@@ -1,6 +1,7 @@
 """Memory that was computed again, or decoded, and waits for others who will ask for it soon.
 
-See Note [saved again without a handle] in without_handle.py, and Note [inputs of a chain] in
+So many bytes wait as a lane allows; one that has to go is brought back once more if it is asked for.
+A goal's plan counts all that might wait (Note [inputs are lent] in cswap/fit/lent.py). See Note [saved again without a handle] in without_handle.py, and Note [inputs of a chain] in
 recomputer.py.
 """
 
@@ -9,21 +10,13 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
     import torch
 
     from cswap.engine.transfer.device_lanes import Lane
     from cswap.stats.counters import Counters
-
-MOST: Final = 2
-"""Results that wait at a time. One that has to go is brought back once more if it is asked for. A
-goal's plan counts all that might wait (Note [inputs are lent] in cswap/fit/lent.py)."""
-
-MOST_OVER_A_LINK: Final = 8
-"""The same where to bring one back takes a link's time. On the twin's H200, a step of ResNet-50
-moves 316 ms over the link with 2, 223 with 4 and 210 with 8."""
 
 
 class Waiting(Protocol):
@@ -126,9 +119,7 @@ class Results:
         if before is None:
             self.waiting.append((weakref.ref(first), first.nbytes))
             self._counters.hold(device=first.nbytes)
-            lane, waiting = first.lane, self.waiting
-            most = MOST if lane.device.unified else MOST_OVER_A_LINK
-            while len(waiting) > most or (len(waiting) > 1 and self.nbytes > lane.ready_bytes):
+            while len(self.waiting) > 1 and self.nbytes > first.lane.ready_bytes:
                 self._drop_oldest()
 
     def _let_go(self, first: Waiting) -> None:

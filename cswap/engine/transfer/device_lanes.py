@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from cswap.devices.base import Device
     from cswap.engine.saved.reclaim import Reclaimer
     from cswap.engine.transfer.executor import Executor
+    from cswap.engine.transfer.stored import Free, Stored
     from cswap.pool import Loan
     from cswap.stats.counters import Counters
 
@@ -48,6 +48,7 @@ class Lane:
         executor: moves handles of this device.
         ahead: tensors that may come back ahead, unless a plan says how many; 0: no link, none.
         min_bytes: smaller tensors stay.
+        ready_bytes: that may wait to be asked for again (saved/results.py).
         may_capture: whether the device can record the work that it runs, as CUDA graphs do.
         may_keep: whether a tensor may stay because no codec is worth its time.
         step_bytes: memory of the device for all of the step; None: no limit, or nobody counts.
@@ -55,7 +56,6 @@ class Lane:
 
     __slots__ = (
         "_freed",
-        "_most_ready",
         "_spills",
         "_stalled_before_s",
         "ahead",
@@ -65,6 +65,7 @@ class Lane:
         "may_capture",
         "may_keep",
         "min_bytes",
+        "ready_bytes",
         "step_bytes",
     )
 
@@ -95,13 +96,12 @@ class Lane:
             self.host,
             disk,
             counters,
-            reclaimer,
+            reclaimer.watch_encoding,
             seed=config.seed,
             verify=config.verify,
         )
         budget = optional_int(config.budget)
-        ahead = device.ready_bytes if budget is None else min(device.ready_bytes, budget)
-        self._most_ready = None if device.unified else ahead
+        self.ready_bytes = min(device.ready_bytes, device.ready_bytes if budget is None else budget)
         counters.host_is_device |= device.unified
         self.ahead = 0 if device.unified else MOST_AHEAD
         self.may_capture = not device.unified
@@ -119,14 +119,6 @@ class Lane:
     def stalled_s(self) -> float:
         """Seconds that the device has waited for swaps since this lane was made."""
         return self.device.stalled_s - self._stalled_before_s
-
-    @property
-    def ready_bytes(self) -> int:
-        """Decoded memory that may wait to be asked for again, in bytes."""
-        link = self.executor.link
-        if self._most_ready is None or link is None:
-            return sys.maxsize  # but for the number of tensors, see `Results`
-        return min(self._most_ready, link.ahead.most_bytes)
 
     def hold_within(self, budget_bytes: int) -> None:
         """Let go of tensors on their way out until so many bytes of them are left."""
@@ -328,7 +320,7 @@ def make_executor(
     host: HostStore,
     disk: DiskStore | None,
     counters: Counters,
-    reclaimer: Reclaimer,
+    watch: Callable[[Stored, Free], None],
     *,
     seed: int,
     verify: bool,
@@ -338,7 +330,7 @@ def make_executor(
     lock = threading.Lock()
     before = len(device.damage())
     resources = Resources(
-        device, host, disk, files, counters, reclaimer, lock, seed, verify, damages_before=before
+        device, host, disk, files, counters, watch, lock, seed, verify, damages_before=before
     )
     if isinstance(device, LinkDevice):
         return LinkExecutor(resources, device.side_streams())

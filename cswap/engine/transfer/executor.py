@@ -48,8 +48,7 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec, EncodeKey
     from cswap.engine.link.link import Link
     from cswap.engine.link.link_way import LinkWay
-    from cswap.engine.saved.packed import Token
-    from cswap.engine.transfer.handle import Cut, Handle
+    from cswap.engine.transfer.handle import Cut, Handle, Owner
     from cswap.engine.transfer.in_line import InLine
     from cswap.engine.transfer.resources import Resources
 
@@ -110,7 +109,7 @@ class Executor(abc.ABC):
 
     @abc.abstractmethod
     def swap_out(
-        self, token: Token, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
+        self, token: Owner, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
     ) -> None:
         """Encode a kept tensor and move it to the store; over a link, that is issued.
 
@@ -122,7 +121,7 @@ class Executor(abc.ABC):
         """
 
     @abc.abstractmethod
-    def _fetch(self, token: Token, *, expected: bool) -> Memory:
+    def _fetch(self, token: Owner, *, expected: bool) -> Memory:
         """Bring a stored tensor back for the computation of this thread.
 
         Raises:
@@ -130,9 +129,9 @@ class Executor(abc.ABC):
             MemoryError: no memory to decode into.
         """
 
-    def recompute_later(self, token: Token) -> None:
+    def recompute_later(self, token: Owner) -> None:
         """Let go of a kept tensor's memory: its token knows how to compute it again."""
-        handle, nbytes = token.handle, token.nbytes
+        handle, nbytes = token.handle, token.handle.raw_nbytes
         with self._lock:
             if handle.state is not State.KEPT:
                 return
@@ -141,7 +140,7 @@ class Executor(abc.ABC):
             handle.let_go()
         self._counters.moves.append((-nbytes, 0, 0, REMAT, nbytes, 0, 0.0))
 
-    def memory(self, token: Token, *, expected: bool = True) -> Memory:
+    def memory(self, token: Owner, *, expected: bool = True) -> Memory:
         """The tensor's memory: its own if still held, else decoded.
 
         Computation that this thread issues from here on may read it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from typing import TYPE_CHECKING, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import torch
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.engine.order.plan_follower import Planned
     from cswap.engine.saved.outer import Outer
-    from cswap.engine.saved.packed import Token
     from cswap.engine.transfer.notes import Notes
+    from cswap.remat.record import Remat
     from cswap.schema.tensor import TensorMeta
 
 
@@ -43,6 +43,28 @@ LEGAL: Final[dict[State, frozenset[State]]] = {
 
 Cut: TypeAlias = tuple[int, int, int]
 """Start and elements of a part of a tensor, and the bound of its encoding in bytes."""
+
+
+class Owner(Protocol):
+    """Owned by the packed views of a handle: `cswap.engine.saved.packed.Token`, which says more.
+
+    Attributes:
+        handle: its accounts.
+        lane: of its device.
+        source: the tensor's own memory, with any layout; None: it was let go.
+        result: decoded memory that waits.
+        stored: the way that it has left.
+        remat: how it can be computed again, if it can.
+        uses: how often it was asked for.
+    """
+
+    handle: Handle
+    lane: Any
+    source: torch.Tensor | None
+    result: torch.Tensor | None
+    stored: Any
+    remat: Remat | None
+    uses: int
 
 
 class Handle:
@@ -115,7 +137,7 @@ class Handle:
         "whole",
     )
 
-    token: Callable[[], Token | None]
+    token: Callable[[], Owner | None]
 
     def __init__(
         self, meta: TensorMeta, *, start: int, gathered: bool, version: int, raw_nbytes: int

@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     import torch
 
     from cswap.codecs.base import Codec
-    from cswap.engine.saved.packed import Token
     from cswap.engine.transfer.executor import Memory, WayPlace
-    from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.handle import Handle, Owner
     from cswap.engine.transfer.resources import Resources
 
 
@@ -34,7 +33,7 @@ class HostExecutor(Executor):
         self.in_line = InLine(resources)
 
     def swap_out(
-        self, token: Token, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
+        self, token: Owner, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
     ) -> None:
         """See `Executor.swap_out`."""
         handle = token.handle
@@ -69,7 +68,7 @@ class HostExecutor(Executor):
         name = "copy out" if codec.verbatim else "encode"
         self._draw(name, handle, stored, start_s, raw_nbytes)
 
-    def _fetch(self, token: Token, *, expected: bool) -> Memory:
+    def _fetch(self, token: Owner, *, expected: bool) -> Memory:
         handle, stored, start_s = token.handle, token.stored, time.perf_counter()
         if not isinstance(stored, Stored):
             raise InternalError("a stored tensor is nowhere")

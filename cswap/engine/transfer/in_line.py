@@ -43,7 +43,7 @@ class InLine:
         self._device, self._counters = resources.on_host, resources.counters
         self._host, self._disk, self.seed = resources.host, resources.disk, resources.seed
         self._verify, self._stream = resources.verify, resources.on_host.in_line
-        self._reclaimer = resources.reclaimer
+        self._watch = resources.watch
 
     # -------------------------------------------------------------------- out
 
@@ -75,7 +75,7 @@ class InLine:
             self._device.give_back(scratch)
         if stored.checked == "source":
             stored.checksum = checksum(x)
-        self._reclaimer.watch_encoding(stored, self._free)
+        self._watch(stored, self._free)
         stored.encode_s = _now() - start_s
         return stored
 

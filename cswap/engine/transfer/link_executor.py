@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
     from cswap.devices.side_streams import SideStreams
     from cswap.engine.link.link_way import Part
-    from cswap.engine.saved.packed import Token
     from cswap.engine.transfer.executor import Memory, WayPlace
-    from cswap.engine.transfer.handle import Handle
+    from cswap.engine.transfer.handle import Handle, Owner
     from cswap.engine.transfer.resources import Resources
 
 MEASURE_EVERY: Final = 8
@@ -45,7 +44,7 @@ class LinkExecutor(Executor):
     # -------------------------------------------------------------------- out
 
     def swap_out(
-        self, token: Token, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
+        self, token: Owner, x: torch.Tensor, codec: Codec, place: WayPlace | None = None
     ) -> None:
         """See `Executor.swap_out`."""
         handle = token.handle
@@ -80,7 +79,7 @@ class LinkExecutor(Executor):
             return "host_limit", "full, and no spill_dir"
         return "disk", "it is full, or the host has no memory"
 
-    def _way(self, token: Token, codec: Codec, place: WayPlace | None) -> LinkWay:
+    def _way(self, token: Owner, codec: Codec, place: WayPlace | None) -> LinkWay:
         handle, recipe = token.handle, None if place is None else place.recipe
         planned = handle.planned
         device = self._resources.over_link
@@ -107,7 +106,7 @@ class LinkExecutor(Executor):
         notes, n = handle.advice, n_parts
         return Trip(self._counters, handle.label, notes, codec.name, n, is_timed=is_timed)
 
-    def _leave(self, token: Token, passage: Passage) -> None:
+    def _leave(self, token: Owner, passage: Passage) -> None:
         # It is on its way; its own memory is the region's now.
         way, handle = passage.region.way, token.handle
         if way.verbatim and passage.trip is not None:
@@ -125,12 +124,12 @@ class LinkExecutor(Executor):
 
     # ------------------------------------------------------------------- back
 
-    def memory(self, token: Token, *, expected: bool = True) -> Memory:
+    def memory(self, token: Owner, *, expected: bool = True) -> Memory:
         """See `Executor.memory`."""
         self._resources.raise_damage()
         return super().memory(token, expected=expected)
 
-    def _fetch(self, token: Token, *, expected: bool) -> Memory:
+    def _fetch(self, token: Owner, *, expected: bool) -> Memory:
         handle, passage = token.handle, token.stored
         if not isinstance(passage, Passage):
             raise InternalError("a stored tensor is nowhere")

@@ -12,12 +12,13 @@ from cswap.errors import CorruptEncodingError, InternalError, to_raise
 
 if TYPE_CHECKING:
     import threading
+    from collections.abc import Callable
 
     import torch
 
     from cswap.devices.base import Device
-    from cswap.engine.saved.reclaim import Reclaimer
     from cswap.engine.transfer.disk_queue import DiskQueue
+    from cswap.engine.transfer.stored import Free, Stored
     from cswap.stats.counters import Counters
     from cswap.stores.disk import DiskStore
     from cswap.stores.host import HostStore
@@ -35,7 +36,7 @@ class Resources:
         disk: where encodings go that the host tier has no room for; None: nowhere.
         files: reads and writes the disk's files on a thread of its own; None on a unified device.
         counters: of the engine.
-        reclaimer: of the engine.
+        watch: frees an encoding after its death, by the function that is given with it.
         lock: under which handles change.
         seed: of stochastic rounding.
         verify: whether tensors that come back are compared with those that went out.
@@ -49,7 +50,7 @@ class Resources:
     disk: DiskStore | None
     files: DiskQueue | None
     counters: Counters
-    reclaimer: Reclaimer
+    watch: Callable[[Stored, Free], None]
     lock: threading.Lock
     seed: int
     verify: bool

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from cswap.codecs.base import Codec
     from cswap.pool import Loan
     from cswap.stores.disk import DiskFile
@@ -15,6 +17,9 @@ INDICES: Final = frozenset({torch.int16, torch.int32, torch.int64})
 """An operator that is given a wrong index reads memory that is not its own, without a check."""
 
 Checked = Literal["", "source", "payload"]
+
+Free: TypeAlias = "Callable[[Loan | None, DiskFile | None], None]"
+"""Frees the memory of an encoding, or its file."""
 
 
 class Stored:
