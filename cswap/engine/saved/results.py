@@ -1,7 +1,8 @@
 """Memory that was computed again, or decoded, and waits for others who will ask for it soon.
 
-So many bytes wait as a lane allows; one that has to go is brought back once more if it is asked for.
-A goal's plan counts all that might wait (Note [inputs are lent] in cswap/fit/lent.py). See Note [saved again without a handle] in without_handle.py, and Note [inputs of a chain] in
+As many bytes wait as a lane allows; one that has to go is brought back once more if it is asked
+for. A goal's plan counts all that might wait (Note [inputs are lent] in cswap/fit/lent.py). See
+Note [saved again without a handle] in without_handle.py, and Note [inputs of a chain] in
 recomputer.py.
 """
 
