@@ -32,7 +32,7 @@ def plan(
     seed: Annotated[int, typer.Option(help="Of random choices.")] = 0,
     time_limit: Annotated[float | None, typer.Option(help="Seconds per policy.")] = None,
     recompute: Annotated[
-        bool, typer.Option(help="Tensors may be computed again; most such plans only simulate.")
+        bool, typer.Option(help="Tensors may be computed again, where an engine can.")
     ] = False,
     form: Form = Format.TABLE,
     as_json: AsJson = False,

@@ -24,7 +24,7 @@ def with_starts(problem: Problem, plan: Plan) -> Plan:
     that would become slower or infeasible.
     """
     decisions = plan.decisions.values()
-    if plan.order or any(d.section_bytes for d in decisions):
+    if any(d.section_bytes for d in decisions):
         return plan
     if all(d.prefetch is not None for d in decisions if d.action == "swap"):
         return plan
