@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
-from bench.accuracy import schedule
 from bench.codecs import tables as codec_report
 from bench.gpu.build import build_table
 from bench.gpu.static_tables import kernels_table, targets_table
@@ -18,8 +17,6 @@ from bench.pages import decision_tables, first_picture, gpu_tables, step_tables,
 from bench.pages import experiment_tables as experiments
 from bench.pages.committed import RESULTS
 from bench.pages.committed import as_markdown as _markdown
-from bench.pages.committed import load as _load
-from bench.pages.committed import where as _where
 from bench.pages.folding import folded
 from bench.pages.versions import versions_table
 from cswap.experiments.files.environment import ROOT
@@ -75,15 +72,6 @@ def _pictures(*names: str) -> str:
     return "\n\n".join(f"![{codec_report.PICTURES[n]}](codecs-{n}.png)" for n in names)
 
 
-def schedule_table() -> str:
-    """Rates of ZFP that change in the course of training."""
-    data = _load("accuracy/schedule.json")
-    margin = f"Margin: {data['settings']['margin']} nats."
-    return f"{_markdown(schedule.HEADINGS, schedule.cells(data))}\n\n{margin} " + _where(
-        data, "accuracy/schedule.json"
-    )
-
-
 def results_table() -> str:
     """Every committed result file with the command that made it."""
     rows = []
@@ -121,7 +109,6 @@ TABLES: Final = {
     "more workloads": step_tables.more_workloads_table,
     "fit": step_tables.fit_table,
     "inlined": step_tables.inlined_table,
-    "schedule": schedule_table,
 }
 
 

@@ -29,6 +29,9 @@ Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfin
 """Option of commands that keep finished parts in a file (`cswap.experiments.files.resumable`)."""
 
 
+JobsOption = Annotated[int, typer.Option("--jobs", help="Processes that train.", min=1)]
+
+
 def needs(command: str, *modules: str, extra: str = "bench") -> None:
     """Check for packages before anything runs.
 

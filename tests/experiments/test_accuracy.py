@@ -22,7 +22,6 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.accuracy import schedule
 from bench.accuracy.tasks import make
 from bench.workloads.tasks import make_task
 from cswap.experiments.accuracy import gradients, pictures, pilot, report
@@ -32,7 +31,6 @@ from cswap.experiments.accuracy.study import QUICK, Study, settings_of
 from cswap.experiments.accuracy.summary import summarise
 from cswap.experiments.accuracy.train import Trained
 from cswap.experiments.accuracy.verdict import UNDECIDED, WORSE
-from cswap.experiments.launchers import Launcher
 from cswap.plan.hardware import load_hardware
 from cswap.stats.stats import CodecStats
 
@@ -160,41 +158,12 @@ def test_pilot_runs_give_margins(tmp_path, monkeypatch):
     monkeypatch.setattr(pilot, "PILOT_SEEDS", range(100, 102))
     settings = settings_of({"cnn": None}, [], None, steps=4, quick=True)
     make = partial(make_task, quick=True, n_steps=4)
-    pilot.command(Study(settings, make, tmp_path, Launcher(), Console(quiet=True)))
+    pilot.command(Study(settings, make, tmp_path, 1, Console(quiet=True)))
     found = json.loads((tmp_path / pilot.FILE).read_text())
     losses = [run["validation_loss"] for run in found["runs"]]
     assert found["rows"][0]["margin"] == margin_of(losses)
     assert [run["seed"] for run in found["runs"]] == [100, 101]
     assert found["rows"][0]["spread"] == pytest.approx(statistics.stdev(losses))
-
-
-def test_the_schedules_have_the_same_mean_rate():
-    by_name = {name: sum(rates) for name, rates in schedule.SCHEDULES.items()}
-    assert by_name["sliding down"] == by_name["constant"] == by_name["sliding up"]
-    assert by_name["lowest"] < by_name["constant"]
-    down = schedule.SCHEDULES["sliding down"]
-    assert list(down) == sorted(down, reverse=True)
-    assert (down[0], down[-1]) == (schedule.TOP, schedule.BOTTOM)
-
-
-@pytest.mark.slow
-def test_the_schedule_experiment_runs_and_its_quick_run_decides_nothing(tmp_path, monkeypatch):
-    pytest.importorskip("zfpy")
-    rates = {"off": (), "sliding down": (11, 7, 3), "constant": (7,) * 3, "sliding up": (3, 7, 11)}
-    monkeypatch.setattr(schedule, "SCHEDULES", {**rates, "lowest": (3,) * 3})
-    monkeypatch.setattr(schedule, "EPOCHS", 3)
-    out = tmp_path / "schedule.json"
-    command = ["schedule", "--quick", "--seeds", "1", "--out", str(out)]
-    done = CliRunner().invoke(app, command, env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    rows = {row["schedule"]: row for row in json.loads(out.read_text())["rows"]}
-    assert list(rows) == list(schedule.SCHEDULES)
-    held = {name: row["encoded_bytes_per_step"] for name, row in rows.items()}
-    for name in ("constant", "sliding up"):
-        assert held[name] == pytest.approx(held["sliding down"], rel=1e-3)
-    assert held["sliding down"] > 2 * held["lowest"] > 0
-    assert held["off"] == 0
-    assert {row["verdict"] for row in rows.values()} == {UNDECIDED}
 
 
 def test_a_codec_that_was_not_used_has_no_error_to_show(monkeypatch):

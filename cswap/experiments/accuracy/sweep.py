@@ -42,7 +42,7 @@ def compare(study: Study, *, again: bool) -> dict[str, Any]:
         for seed in range(settings["seeds"][model])
     }
     work = partial(train_seed, study.maker, settings["policies"])
-    found = partial_.parts(wanted, work, study.launcher, study.console)
+    found = partial_.parts(wanted, work, study.jobs, study.console)
     content = _joined(list(wanted.values()), found)
     summary = summarise({"settings": settings, **content})
     document = partial_.finish(**content, summary=summary)
