@@ -120,12 +120,9 @@ class HostExecutor(Executor):
         if self._resources.disk is None:
             raise _NoRoomError("host_limit", "full, and no spill_dir")
         try:
-            file = self._resources.disk.write(_bytes(payload, nbytes))
+            return self._resources.disk.write(_bytes(payload, nbytes))
         except OSError as error:
             raise _NoRoomError("disk", without_frames(error)) from None
-        if file is None:
-            raise _NoRoomError("disk", "spill_limit reached")
-        return file
 
     def _commit(self, handle: Handle, stored: Stored) -> None:
         # The source has been read for the last time; whether it still matters is seen here.
