@@ -357,8 +357,6 @@ def test_a_negative_seed_is_refused(refused):
     "command",
     [
         (*TO_PLAN, "none", "--out"),
-        ("report", EXAMPLES / "timeline.json", "--out"),
-        ("calibrate", "--plot"),
         *(("bench", name, "--out") for name in ("swap", "fit", "advisor", "codecs")),
     ],
     ids=lambda words: f"{words[0]} {words[1]}" if words[0] == "bench" else words[0],
@@ -370,8 +368,6 @@ def test_what_cannot_be_written_is_said_before_anything_runs(
         raise AssertionError("it ran")
 
     monkeypatch.setattr(planner, "compare", runs)
-    monkeypatch.setattr(timeline, "page", runs)
-    monkeypatch.setattr("cswap.advisor.calibrate.steps", runs)
     monkeypatch.setattr("cswap.experiments.files.resumable.environment", runs)
     for wrong in (tmp_path, Path("/dev/null/folder/x.png")):
         line = refused(*command, wrong)

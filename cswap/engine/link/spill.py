@@ -126,7 +126,7 @@ class Spill:
         if writing is not None:
             writing.add_done_callback(self._release_written)
 
-    def _release_written(self, writing: Future[DiskFile | None]) -> None:
+    def _release_written(self, writing: Future[DiskFile]) -> None:
         file = None if writing.exception() is not None else writing.result()
         if file is not None:
             self._release(file)
