@@ -24,6 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP) ## train the two demo models with and without cswap; results in demo-out/
+	$(BIN)/cswap warm --jobs 2 --dtype float32 --dtype int64 --dtype bool bitpack zvc+expk int8
 	$(BIN)/python -m bench demo
 
 $(WARMED): $(STAMP)
