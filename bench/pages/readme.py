@@ -12,7 +12,7 @@ import typer
 
 from bench.codecs import tables as codec_report
 from bench.gpu.build import build_table
-from bench.gpu.static_tables import kernels_table, targets_table
+from bench.gpu.static_tables import kernels_table
 from bench.pages import decision_tables, first_picture, gpu_tables, step_tables, twin_tables
 from bench.pages import experiment_tables as experiments
 from bench.pages.committed import RESULTS
@@ -89,14 +89,12 @@ TABLES: Final = {
     "gpu link": gpu_tables.link_table,
     "gpu swap": gpu_tables.swap_table,
     "gpu training": gpu_tables.training_table,
-    "gpu targets": gpu_tables.targets_table,
     "twin": twin_tables.steps_tables,
     "twin validation": twin_tables.validation_table,
     "twin policies": twin_tables.policies_table,
     "twin largest": twin_tables.largest_table,
     "kernels": kernels_table,
     "kernel file": build_table,
-    "kernel targets": targets_table,
     "results": results_table,
     "versions": versions_table,
     **decision_tables.TABLES,

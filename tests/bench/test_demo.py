@@ -139,7 +139,7 @@ def test_environment_picture_and_sentence_are_there(demo):
     [
         (("--modes", "off,int7"), "unknown int7; known are off, lossless, remat, int8, checkpoint"),
         (("--models", ""), "names nothing; known are cnn, gpt"),
-        (("--steps", "0"), "0 is not in the range x>=1"),
+        (("--steps", "0"), "--steps"),
         (("--out", "/dev/null/x"), "--out /dev/null/x: cannot write there"),
     ],
 )
