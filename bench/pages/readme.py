@@ -46,7 +46,6 @@ PICTURES: Final = {
     RESULTS / "fit.png": ROOT / "docs" / "fit-cpu.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
     RESULTS.parent / "twin" / "h200-pcie5.png": ROOT / "docs" / "twin-h200.png",
-    RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
     **{
         RESULTS / f"codecs-{n}.png": ROOT / "docs" / f"codecs-{n}.png"
         for n in codec_report.PICTURES
