@@ -200,7 +200,6 @@ def test_the_first_measurements_are_part_of_all():
         assert all(method in training.ALL for method in plan.methods)
         assert plan.n_steps == training.Plan().n_steps
     assert set(link.FIRST.sizes) <= set(link.Plan().sizes)
-    assert set(link.FIRST.blocks) <= set(link.Plan().blocks)
     assert link.FIRST.within_s == link.Plan().within_s
     assert set(swap.FIRST.sizes) <= set(swap.Plan().sizes)
     assert swap.FIRST.rounds == swap.Plan().rounds
