@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from bench.advisor import forced, prediction
+from bench.advisor import prediction
 from bench.advisor.cells import Cell
 from bench.advisor.models import MODELS, UNSEEN
 from bench.advisor.recording import record
@@ -40,7 +40,7 @@ def main(
     where = environment()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CSWAP_CACHE_DIR"] = folder  # a fresh calibration, and no stored one
-        result = {"kind": "advisor", "version": 3, "environment": where, **measure(quick=quick)}
+        result = {"kind": "advisor", "version": 4, "environment": where, **measure(quick=quick)}
     write(out, result)
     draw(result["cells"], out.with_suffix(".png"))
     console = Console()
@@ -67,14 +67,10 @@ def measure(*, quick: bool) -> dict[str, Any]:
             progress.update(bar, description=f"Choosing for {model}")
             cells += [_row(Cell(recording, known, mode)) for mode in MODES]
             progress.advance(bar)
-        progress.update(bar, description="Training with every codec forced")
-        steps = 4 if quick else 20
-        training = {model: forced.run(model, steps=steps, quick=quick) for model in ("cnn", "gpt")}
     return {
         "cells": cells,
         "prediction": prediction.summary(errors),
         "prediction_by_model": errors,
-        "training": training,
     }
 
 

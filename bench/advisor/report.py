@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.drawing.steps import MIB, grouped_table
+from bench.drawing.steps import grouped_table
 from cswap.palette import BLACK, BLUE, GREEN, GREY, VERMILION
 from cswap.report.figure import new_figure, png_of
 from cswap.report.log_axis import plain_ticks
@@ -31,9 +31,6 @@ KEYS = {
 
 HEADINGS: Final = ("model, lossy codecs", "oracle, ms", *KEYS, "which static")
 PREDICTION_HEADINGS: Final = ("codec", "median error", "largest error", "tensors")
-FORCED_HEADINGS: Final = (
-    *("model, codec", "cost of a step, ms", "codecs, ms", "hooks, ms", "peak, MiB"),
-)
 
 
 def cells(result: dict[str, Any]) -> list[list[str]]:
@@ -57,19 +54,6 @@ def prediction_cells(result: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def forced_cells(result: dict[str, Any]) -> list[list[str]]:
-    """Training with auto and with every codec forced, a row for each, of FORCED_HEADINGS."""
-    return [
-        [
-            f"{model} `{codec}`",
-            *(f"{1e3 * r[key]:.1f}" for key in ("cost_s", "device_s", "hooks_s")),
-            f"{r['peak_bytes'] / MIB:.1f}",
-        ]
-        for model, found in result["training"].items()
-        for codec, r in found.items()
-    ]
-
-
 def tables(result: dict[str, Any]) -> Iterator[Table]:
     """Return the tables for a terminal."""
     for title, headings, lines in (
@@ -77,10 +61,6 @@ def tables(result: dict[str, Any]) -> Iterator[Table]:
         (
             "Predicted against true ratio: absolute relative error",
             *(PREDICTION_HEADINGS, prediction_cells(result)),
-        ),
-        (
-            "Training on this CPU: auto against every codec forced",
-            *(FORCED_HEADINGS, forced_cells(result)),
         ),
     ):
         yield grouped_table(title, "", headings, headings[:1], lines)
