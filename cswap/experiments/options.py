@@ -22,9 +22,6 @@ results between machines."""
 RESULTS: Final = Path("cswap-results")
 """Folder of `cswap bench`'s results, in the current folder."""
 
-INTERRUPTED: Final = 130
-"""Exit code that a shell reports for a process that Ctrl-C ended."""
-
 Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfinished run.")]
 """Option of commands that keep finished parts in a file (`cswap.experiments.files.resumable`)."""
 
