@@ -24,6 +24,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: $(STAMP) ## train the two demo models with and without cswap; results in demo-out/
+	$(BIN)/cswap warm --jobs 2 --dtype float32 --dtype int64 --dtype bool bitpack zvc+expk int8
 	$(BIN)/python -m bench demo
 
 $(WARMED): $(STAMP)
@@ -49,9 +50,9 @@ test-all: export HYPOTHESIS_PROFILE ?= all
 test-all: $(WARMED) ## test, and the slow ones; more examples for each property
 	$(PYTEST) -m "not gpu"
 
-SLICE ?= all
+SLICE ?=
 test-gpu: ## the tests that need a CUDA device, with the Python that has torch for it; SLICE=codecs for a part
-	PYTHONPATH=.:kernels $(PYTHON) -m bench.gpu.slices $(SLICE)
+	PYTHONPATH=.:kernels $(PYTHON) -m pytest -m gpu -v -p no:cacheprovider tests/gpu/test_*$(SLICE)*.py
 
 MINUTES ?=
 bench-gpu: ## benchmarks on a CUDA device; MINUTES=9 stops in time, and the next run continues
@@ -83,7 +84,7 @@ release: test-all build ## everything that a release needs: the wheel works alon
 	$(BIN)/python -m bench readme --check
 
 clean: ## remove what the other targets made, .venv included
-	rm -rf .venv build dist site demo-out gpu-tests .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache
+	rm -rf .venv build dist site demo-out .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .cache
 	rm -rf .hypothesis .benchmarks *.egg-info
 	find cswap kernels tests bench -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -26,7 +26,6 @@ COMMANDS = {
     "inlined": "bench.inlined.command",
     "advisor": "bench.advisor.command",
     "accuracy": "bench.accuracy.command",
-    "schedule": "bench.accuracy.schedule",
     "readme": "bench.pages.readme",
     "gpu": "bench.gpu.command",
     "twin": "bench.twin.command",
@@ -40,10 +39,10 @@ class BenchGroup(LazyGroup):
     modules = COMMANDS
     after_ctrl_c: ClassVar = {
         **experiments.AFTER_CTRL_C,
-        **dict.fromkeys(("swap", "fit", "workloads", "schedule", "twin"), GO_ON),
+        **dict.fromkeys(("demo", "swap", "fit", "workloads", "twin"), GO_ON),
         "gpu": "the same command goes on from here",
     }
-    """Other commands keep nothing, except demo, which prints its own message."""
+    """Other commands keep nothing."""
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; print its error."""

@@ -30,7 +30,6 @@ from cswap.option_types import SwapOptions  # noqa: TC001 - for typing.get_type_
 from cswap.ranks import are_several, must_agree
 from cswap.recompute import Recomputed, modules_named, modules_to_recompute
 from cswap.removable import RemovedAtExit
-from cswap.schema.executable import obstacles
 from cswap.schema.plan import Plan
 from cswap.selectors import Globs, Selectors, of_modules, of_operators
 
@@ -325,11 +324,6 @@ def _engine(
     plan = None if resolved.plan is None else Plan.parse(resolved.plan)
     recompute = modules_to_recompute(plan, model) if plan and model else {}
     unseen = {position for positions in recompute.values() for position in positions}
-    if plan is not None and (found := obstacles(plan)):
-        raise ConfigError(
-            f"plan: an engine cannot follow it: {'; '.join(found)}. Make a plan "
-            "by a policy that keeps the model's order."
-        )
     engine = SwapEngine(resolved, plan, unseen=unseen)
     tell_of_options(resolved, model)
     return engine, named or tuple(recompute)

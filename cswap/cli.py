@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from io import TextIOWrapper
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,16 +13,13 @@ import cswap
 from cswap import doctor as doctor_module
 from cswap.commands import experiments, planning
 from cswap.commands.output import AsJson, Form, chosen, emit
-from cswap.display import shown, visible
-from cswap.errors import ConfigError, CswapError, UnsupportedError
+from cswap.display import visible
+from cswap.errors import ConfigError, CswapError
 from cswap.report import terminal
-from cswap.report.files import check_writable, writing
 from cswap.report.terminal import Format
 
 if TYPE_CHECKING:
     from rich.progress import TaskID
-
-    from cswap.report.timeline import Recording
 
 app = typer.Typer(
     help="Compressed swapping of the tensors that PyTorch's autograd saves for backward.",
@@ -99,7 +95,6 @@ def calibrate(
     device: Annotated[str, typer.Option(help="Kind of device: cpu or cuda.")] = "cpu",
     show: Annotated[bool, typer.Option("--show", help="Measure nothing: show the last.")] = False,
     again: Annotated[bool, typer.Option(help="Measure what is known already, too.")] = False,
-    plot: Annotated[str, typer.Option(help="Draw the fits to this file (.png).")] = "",
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
@@ -113,7 +108,6 @@ def calibrate(
 
     if not show:
         _check_cache()
-    picture = check_writable("--plot", plot) if plot else None
     if not show and not _calibrate(device, again=again):
         print("Interrupted: `cswap calibrate` goes on from here.")
         raise typer.Exit(130)
@@ -121,9 +115,6 @@ def calibrate(
     if found is None:
         print("This machine has not been calibrated: run `cswap calibrate`.")
         raise typer.Exit(1)
-    if picture:
-        with writing("--plot", plot):
-            picture.write_bytes(report.picture(found))
     emit(
         chosen(form, as_json),
         report.COLUMNS,
@@ -262,50 +253,22 @@ def explain(
 @app.command()
 def report(
     file: Annotated[str, typer.Argument(help="Written by SwapEngine.trace().")],
-    out: Annotated[
-        str,
-        typer.Option(
-            help="Picture (.png) or page (.html); default: FILE with .html beside a table, none "
-            "with another --format."
-        ),
-    ] = "",
     form: Form = Format.TABLE,
 ) -> None:
-    """Show a recorded step: bytes over time, codecs, copies, waits, and a table by module."""
+    """Show a recorded step by module: codecs, copies and waits.
+
+    https://ui.perfetto.dev draws the file: bytes over time, and a lane for each of them.
+    """
     from cswap.report import timeline
 
     recording = timeline.load(file)
-    notes = [timeline.summary(recording)]
-    try:
-        if out or form is Format.TABLE:
-            notes.append(f"Written: {_draw(recording, file, out)}")
-    except UnsupportedError as error:
-        if out:
-            raise
-        notes.append(f"No page: {error}")
     emit(
         form,
         timeline.COLUMNS,
         timeline.rows(recording),
         lambda: timeline.record(recording),
-        notes,
+        [timeline.summary(recording)],
     )
-
-
-def _draw(recording: Recording, file: str, out: str) -> str:
-    from cswap.report import timeline
-
-    target = out or str(Path(file).with_suffix(".html"))
-    path = check_writable("--out", target)
-    if path.suffix not in (".png", ".html"):
-        raise ConfigError(f"--out {shown(target)}: must end in .png or .html.")
-    if path.suffix == ".png":
-        made = timeline.picture(recording)
-    else:
-        made = timeline.page(recording, Path(file).name).encode()
-    with writing("--out", target):
-        path.write_bytes(made)
-    return target
 
 
 @app.command()

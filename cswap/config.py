@@ -224,7 +224,6 @@ _PARSERS: Final[dict[str, Callable[[Any, str], Any]]] = {
     "budget": _parse_optional_bytes,
     "host_limit": _parse_optional_bytes,
     "spill_dir": _parse_directory,
-    "spill_limit": _parse_optional_bytes,
     "keep_last": _parse_count,
     "exclude": _parse_selectors,
     "include": _parse_selectors,
@@ -263,7 +262,6 @@ class SwapConfig:
         host_limit: bytes of host memory for encodings. Beyond it, encodings go to ``spill_dir``, or
             the tensor stays. Default: no limit.
         spill_dir: existing directory for the disk tier; default: no disk tier.
-        spill_limit: bytes on disk; default: no limit.
         keep_last: number of the tensors saved last that stay on the device: backward needs them
             first, before a copy could be back.
         exclude: module classes, globs on module paths, or ``"op:GLOB"`` for operators, whose saved
@@ -311,7 +309,6 @@ class SwapConfig:
     budget: Size | None = None
     host_limit: Size | None = None
     spill_dir: str | os.PathLike[str] | None = None
-    spill_limit: Size | None = None
     keep_last: int = 0
     exclude: Any = ()
     include: Any = ()

@@ -29,7 +29,6 @@ class SwapOptions(TypedDict, total=False):
     budget: Size | None
     host_limit: Size | None
     spill_dir: str | os.PathLike[str] | None
-    spill_limit: Size | None
     keep_last: int
     exclude: Selectors
     include: Selectors

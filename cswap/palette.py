@@ -21,6 +21,3 @@ GREY: Final = "#999999"
 
 LIGHT: Final = "#bbbbbb"
 """For lines behind everything else."""
-
-CYCLE: Final = (BLUE, VERMILION, GREEN, ORANGE, SKY, PURPLE, BLACK)
-"""For lines without a colour of their own, in this order."""

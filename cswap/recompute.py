@@ -10,7 +10,6 @@ import torch
 from cswap.errors import ConfigError
 from cswap.module_patch import ModulePatch, mark
 from cswap.module_state import StateCheck
-from cswap.schema.executable import whole_modules
 from cswap.second_forward import checkpointed, is_possible
 from cswap.selectors import Selectors
 
@@ -22,8 +21,23 @@ if TYPE_CHECKING:
 
 
 def modules_to_recompute(plan: Plan, model: torch.nn.Module) -> dict[str, set[int]]:
-    """The largest modules of which the plan recomputes all that they save, and those positions."""
-    return whole_modules(plan, (path for path, _ in model.named_modules()))
+    """The largest modules of which the plan recomputes all tensors, and those positions.
+
+    An engine recomputes other tensors one by one, where it finds a short chain of operators that
+    makes them; else it swaps them.
+    """
+    found: dict[str, set[int]] = {}
+    for path, _ in model.named_modules():  # parents before children
+        if not path or any(_within(path, outer) for outer in found):
+            continue
+        saved = {p: d for p, d in plan.decisions.items() if _within(d.module, path)}
+        if saved and all(d.action == "recompute" for d in saved.values()):
+            found[path] = set(saved)
+    return found
+
+
+def _within(module: str, path: str) -> bool:
+    return module == path or module.startswith(path + ".")
 
 
 def modules_named(selectors: Collection[str | type], model: torch.nn.Module) -> tuple[str, ...]:

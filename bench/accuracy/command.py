@@ -14,8 +14,7 @@ from bench.accuracy.tasks import MARGINS, STEPS, make
 from cswap.experiments.accuracy import pilot, study, sweep
 from cswap.experiments.accuracy.command import ALL, Pilot, Policies, Quick, Seeds
 from cswap.experiments.accuracy.train import POLICIES
-from cswap.experiments.launchers import LOCAL, JobsOption, Launcher
-from cswap.experiments.options import Again, names, needs, writable_folder
+from cswap.experiments.options import Again, JobsOption, names, needs, writable_folder
 
 FOLDER: Final = Path("bench/results/cpu/accuracy")
 
@@ -48,7 +47,7 @@ def main(
         ),
         partial(make, n_steps=n_steps),
         writable_folder(out),
-        Launcher(LOCAL, jobs),
+        jobs,
         Console(),
     )
     if only_pilot:

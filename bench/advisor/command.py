@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any, Final
 
 import torch
 import typer
 from rich.console import Console
 from rich.progress import Progress
 
-from bench.advisor import forced, prediction
-from bench.advisor.cells import SimulatedGpu, ThisCpu, oracle, static, total_s
+from bench.advisor import prediction
+from bench.advisor.cells import Cell
 from bench.advisor.models import MODELS, UNSEEN
 from bench.advisor.recording import record
 from bench.advisor.report import draw, tables
@@ -22,15 +22,9 @@ from cswap.advisor import calibrate
 from cswap.experiments.files.environment import environment
 from cswap.experiments.files.writing import write
 from cswap.experiments.options import N_THREADS, writable_file
-from cswap.plan.hardware import load_hardware
 from cswap.report import terminal
 from cswap.report.terminal import literal
 
-if TYPE_CHECKING:
-    from bench.advisor.cells import Cell
-    from bench.advisor.recording import Recording
-
-GPUS: Final = ("v100-pcie3", "a100-pcie4", "h200-pcie5")
 DEFAULT_OUT: Final = Path("bench/results/cpu/advisor.json")
 
 
@@ -46,7 +40,7 @@ def main(
     where = environment()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CSWAP_CACHE_DIR"] = folder  # a fresh calibration, and no stored one
-        result = {"kind": "advisor", "version": 2, "environment": where, **measure(quick=quick)}
+        result = {"kind": "advisor", "version": 4, "environment": where, **measure(quick=quick)}
     write(out, result)
     draw(result["cells"], out.with_suffix(".png"))
     console = Console()
@@ -71,43 +65,29 @@ def measure(*, quick: bool) -> dict[str, Any]:
             errors[model] = prediction.errors(recording, known)
             progress.advance(bar)
             progress.update(bar, description=f"Choosing for {model}")
-            gpus = [SimulatedGpu(recording, known, load_hardware(name)) for name in GPUS]
-            here: list[Cell] = [ThisCpu(recording, known), *gpus]
-            for cell in here:
-                cells += [_row(recording, cell, mode) for mode in MODES]
+            cells += [_row(Cell(recording, known, mode)) for mode in MODES]
             progress.advance(bar)
-        progress.update(bar, description="Training with every codec forced")
-        steps = 4 if quick else 20
-        training = {model: forced.run(model, steps=steps, quick=quick) for model in ("cnn", "gpt")}
     return {
         "cells": cells,
         "prediction": prediction.summary(errors),
         "prediction_by_model": errors,
-        "training": training,
     }
 
 
-def _row(recording: Recording, cell: Cell, mode: str) -> dict[str, Any]:
-    options = cell.options(mode)
-
-    def cost(chosen: list[str]) -> float:
-        return total_s(cell, options, chosen)
-
-    statics = static(cell, mode)
+def _row(cell: Cell) -> dict[str, Any]:
+    recording, statics = cell.recording, cell.static()
     best = min(statics, key=statics.__getitem__)
     return {
         "model": recording.model,
         "unseen": recording.model in UNSEEN,
-        "machine": cell.machine,
-        "simulated": cell.simulated,
-        "mode": mode,
+        "mode": cell.mode,
         "tensors": len(recording.tensors),
         "raw_bytes": recording.nbytes,
-        "oracle_s": cost(oracle(cell, mode)),
-        "advisor_s": cost(cell.advised(mode)),
+        "oracle_s": cell.total_s(cell.oracle()),
+        "advisor_s": cell.total_s(cell.advised()),
         "best_static": best,
         "best_static_s": statics[best],
         "static_s": statics,
-        "cswap_plus_s": cost(cell.by_the_paper()),
-        "raw_s": cost(["raw"] * len(options)),
+        "cswap_plus_s": cell.total_s(cell.by_the_paper()),
+        "raw_s": cell.total_s(["raw"] * len(recording.tensors)),
     }

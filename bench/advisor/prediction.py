@@ -20,10 +20,10 @@ def errors(
 ) -> dict[str, list[float]]:
     """By codec, the relative error of the predicted ratio of every tensor that it takes."""
     found: dict[str, list[float]] = {}
-    for saved, of in zip(recording.tensors, outcomes, strict=True):
-        taken = profile(saved.x)
+    for x, of in zip(recording.tensors, outcomes, strict=True):
+        taken = profile(x)
         for name, outcome in of.items():
-            true = max(1.0, saved.x.nbytes / outcome.nbytes)
+            true = max(1.0, x.nbytes / outcome.nbytes)
             found.setdefault(name, []).append(predicted_ratio(name, taken) / true - 1)
     return found
 

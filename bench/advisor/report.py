@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.drawing.steps import MIB, grouped_table
+from bench.drawing.steps import grouped_table
 from cswap.palette import BLACK, BLUE, GREEN, GREY, VERMILION
 from cswap.report.figure import new_figure, png_of
 from cswap.report.log_axis import plain_ticks
@@ -29,19 +29,15 @@ KEYS = {
     "raw": "raw_s",
 }
 
-HEADINGS: Final = ("model, lossy codecs", "machine", "oracle, ms", *KEYS, "which static")
+HEADINGS: Final = ("model, lossy codecs", "oracle, ms", *KEYS, "which static")
 PREDICTION_HEADINGS: Final = ("codec", "median error", "largest error", "tensors")
-FORCED_HEADINGS: Final = (
-    *("model, codec", "cost of a step, ms", "codecs, ms", "hooks, ms", "peak, MiB"),
-)
 
 
 def cells(result: dict[str, Any]) -> list[list[str]]:
-    """The cost of a step over the oracle's, a row per model and machine, of HEADINGS."""
+    """The cost of a step over the oracle's, a row per model and mode, of HEADINGS."""
     return [
         [
             f"{r['model']}{' (unseen)' * r.get('unseen', False)}, {r['mode']}",
-            r["machine"] + " *" * r["simulated"],
             f"{1e3 * r['oracle_s']:.1f}",
             *(f"{r[key] / r['oracle_s']:.3f}" for key in KEYS.values()),
             f"`{r['best_static']}`",
@@ -58,55 +54,34 @@ def prediction_cells(result: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-def forced_cells(result: dict[str, Any]) -> list[list[str]]:
-    """Training with auto and with every codec forced, a row for each, of FORCED_HEADINGS."""
-    return [
-        [
-            f"{model} `{codec}`",
-            *(f"{1e3 * r[key]:.1f}" for key in ("cost_s", "device_s", "hooks_s")),
-            f"{r['peak_bytes'] / MIB:.1f}",
-        ]
-        for model, found in result["training"].items()
-        for codec, r in found.items()
-    ]
-
-
 def tables(result: dict[str, Any]) -> Iterator[Table]:
     """Return the tables for a terminal."""
     for title, headings, lines in (
-        ("Cost of a step over the oracle's (* simulated)", HEADINGS, cells(result)),
+        ("Cost of a step over the oracle's", HEADINGS, cells(result)),
         (
             "Predicted against true ratio: absolute relative error",
             *(PREDICTION_HEADINGS, prediction_cells(result)),
         ),
-        (
-            "Training on this CPU: auto against every codec forced",
-            *(FORCED_HEADINGS, forced_cells(result)),
-        ),
     ):
-        yield grouped_table(title, "", headings, headings[:2], lines)
+        yield grouped_table(title, "", headings, headings[:1], lines)
 
 
-def draw(cells: Sequence[dict[str, Any]], path: Path) -> None:
-    """Bars of cost over the oracle's, a panel per machine."""
-    machines = list(dict.fromkeys(row["machine"] for row in cells))
-    figure = new_figure(9, 2.3 * len(machines))
-    axes = figure.subplots(len(machines), 1, squeeze=False)
-    for machine, (panel,) in zip(machines, axes, strict=True):
-        rows = [row for row in cells if row["machine"] == machine]
-        for i, (label, key) in enumerate(KEYS.items()):
-            heights = [row[key] / row["oracle_s"] for row in rows]
-            places = [at + 0.2 * (i - 1.5) for at in range(len(rows))]
-            panel.bar(places, heights, 0.2, color=COLOURS[label], label=label)
-        panel.axhline(1.0, color=BLACK, lw=0.8)
-        panel.set(
-            title=machine + (" (simulated)" if rows[0]["simulated"] else ""),
-            ylabel="cost / oracle's",
-            yscale="log",
-            xticks=range(len(rows)),
-            xticklabels=[f"{row['model']}\n{row['mode']}" for row in rows],
-        )
-        plain_ticks(panel.yaxis)
-    handles, labels = axes[0][0].get_legend_handles_labels()
+def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+    """Bars of cost over the oracle's."""
+    figure = new_figure(9, 3)
+    axes = figure.subplots()
+    for i, (label, key) in enumerate(KEYS.items()):
+        heights = [row[key] / row["oracle_s"] for row in rows]
+        places = [at + 0.2 * (i - 1.5) for at in range(len(rows))]
+        axes.bar(places, heights, 0.2, color=COLOURS[label], label=label)
+    axes.axhline(1.0, color=BLACK, lw=0.8)
+    axes.set(
+        ylabel="cost / oracle's",
+        yscale="log",
+        xticks=range(len(rows)),
+        xticklabels=[f"{row['model']}\n{row['mode']}" for row in rows],
+    )
+    plain_ticks(axes.yaxis)
+    handles, labels = axes.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside upper center", ncols=4, fontsize=8)
     path.write_bytes(png_of(figure))

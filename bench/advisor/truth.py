@@ -37,12 +37,12 @@ class Outcome:
 def outcomes(recording: Recording, *, repeat: int) -> list[Mapping[str, Outcome]]:
     """Per tensor, the outcome of every codec that takes it."""
     found: list[Mapping[str, Outcome]] = []
-    for saved in recording.tensors:
+    for x in recording.tensors:
         of_tensor = {}
         for name in MODES["int8"]:
             codec = get_codec(name)
-            if codec.supports(saved.x.dtype):
-                round_trip(codec, saved.x, repeat=1)  # compiles, warms caches
-                of_tensor[name] = Outcome(*round_trip(codec, saved.x, repeat=repeat))
+            if codec.supports(x.dtype):
+                round_trip(codec, x, repeat=1)  # compiles, warms caches
+                of_tensor[name] = Outcome(*round_trip(codec, x, repeat=repeat))
         found.append(of_tensor)
     return found

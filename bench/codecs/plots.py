@@ -7,10 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.codecs.crossovers import QUANTITIES, Crossover, crossovers, sweeps
 from cswap.experiments.codecs.plots import pareto, write
 from cswap.experiments.codecs.totals import Total, by_data_set
-from cswap.experiments.labels import place
 from cswap.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 from cswap.report.figure import new_figure
 from cswap.report.log_axis import plain_ticks
@@ -22,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from bench.codecs.crossovers import Rows
+    Rows = list[dict[str, Any]]
 
 STYLES: Final = {
     "zvc": (BLUE, "o"),
@@ -39,6 +37,7 @@ STYLES: Final = {
 
 PARETO_DATA: Final = ("relu", "gelu", "softmax", "gradient", "mask", "token")
 
+QUANTITIES: Final = ("ratio", "encode", "decode")
 LABELS: Final = {
     "ratio": "raw / encoded bytes",
     "encode": "encode, GB/s of raw bytes",
@@ -106,7 +105,6 @@ def _sparsity(document: dict[str, Any], dtype: str) -> Figure | None:
         return None
     figure = new_figure(5.5 * len(found), 9.5)
     panels = figure.subplots(len(QUANTITIES), len(found), squeeze=False)
-    crossed = [c for c in crossovers(document) if c.dtype == dtype]
     for column, (data, by_codec) in enumerate(found.items()):
         for line, quantity in enumerate(QUANTITIES):
             panel = panels[line][column]
@@ -119,12 +117,17 @@ def _sparsity(document: dict[str, Any], dtype: str) -> Figure | None:
         for panel in panels[:, column]:
             plain_ticks(panel.yaxis)
     panels[0][0].legend(fontsize=8)
-    figure.draw_without_rendering()  # lays the panels out: words are placed in pixels
-    for column, data in enumerate(found):
-        for line, quantity in enumerate(QUANTITIES):
-            mine = [c for c in crossed if (c.data, c.quantity) == (data, quantity)]
-            _mark(panels[line][column], mine)
     return figure
+
+
+def sweeps(document: dict[str, Any]) -> dict[tuple[str, str], dict[str, Rows]]:
+    """The sparsity sweep's rows by (dtype, data), then by codec, in the order of zeros."""
+    found: dict[tuple[str, str], dict[str, Rows]] = {}
+    rows = [r for r in document["rows"] if r.get("family") == "sparsity"]
+    for row in sorted(rows, key=lambda r: r["zeros"]):
+        group = found.setdefault((row["dtype"], row["data"]), {})
+        group.setdefault(row["codec"], []).append(row)
+    return found
 
 
 def _without_all_zeros(panel: Axes, by_codec: dict[str, Rows]) -> None:
@@ -149,12 +152,3 @@ def _line(panel: Axes, codec: str, x: list[float], rows: Rows, quantity: str) ->
         low = [r["nbytes"] / r[quantity]["high_s"] / 1e9 for r in rows]
         high = [r["nbytes"] / r[quantity]["low_s"] / 1e9 for r in rows]
         panel.fill_between(x, low, high, color=colour, alpha=0.12, lw=0)
-
-
-def _mark(panel: Axes, crossed: list[Crossover]) -> None:
-    for c in crossed:
-        panel.plot(100 * c.zeros, c.value, "o", ms=9, mfc="none", mec="black", mew=1.1)
-    place(
-        panel,
-        [(100 * c.zeros, c.value, f"{c.above} > {c.below} from {c.zeros:.0%}") for c in crossed],
-    )

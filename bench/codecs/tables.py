@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from bench.codecs.crossovers import PAIRS, QUANTITIES, crossovers, sweeps
 from cswap.experiments.codecs import tables as own
 from cswap.experiments.codecs.case import OWN
 from cswap.experiments.grid import Grid
 from cswap.units import show_bytes
 
 if TYPE_CHECKING:
-    from bench.codecs.crossovers import Rows
+    from bench.codecs.plots import Rows
 
 HEADINGS: Final = (
     *("data", "codec", "ratio", "encode GB/s", "of memcpy", "decode GB/s", "of memcpy"),
@@ -28,18 +27,14 @@ PICTURES: Final = {
 }
 """Pictures that `bench.codecs.plots.draw` writes, and their descriptions."""
 
-_WORDS: Final = {"ratio": "ratio", "encode": "encode rate", "decode": "decode rate"}
-
 
 def grids(document: dict[str, Any]) -> list[Grid]:
-    """A table of all rows but the sparsity sweep's, and one of that sweep's crossovers."""
+    """A table of all rows but the sparsity sweep's, which has pictures."""
     found = own.grids(document)
     plain = [r for r in document["rows"] if r.get("family") not in ("sparsity", OWN)]
     if plain:
         note = f"Rates with {document['settings']['threads']} threads."
         found.append(Grid(HEADINGS, measured(plain), "Codecs", [note]))
-    if sweeps(document):
-        found.append(crossover_grid(document))
     return found
 
 
@@ -59,21 +54,6 @@ def measured(rows: Rows) -> list[tuple[str, ...]]:
         )
         for r in rows
     ]
-
-
-def crossover_grid(document: dict[str, Any]) -> Grid:
-    """Per sweep and quantity, for each pair of codecs, where one takes over from the other."""
-    found, rows = crossovers(document), []
-    for dtype, data in sweeps(document):
-        for quantity in QUANTITIES:
-            mine = [c for c in found if (c.dtype, c.data, c.quantity) == (dtype, data, quantity)]
-            cells = [
-                "; ".join(f"{c.above} from {c.zeros:.0%}" for c in mine if pair == c.pair)
-                for pair in PAIRS
-            ]
-            rows.append((data, dtype, _WORDS[quantity], *(cell or "-" for cell in cells)))
-    title = "Share of zeros where sparse codecs change places"
-    return Grid(("zeros", "dtype", "better in", *(f"{a}, {b}" for a, b in PAIRS)), rows, title)
 
 
 def value_grid(document: dict[str, Any]) -> Grid:

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from bench.gpu import samples
-from bench.gpu.contenders import Contender, PeerContender
-from bench.gpu.peers import PEERS, beside
+from bench.gpu.contenders import Contender
 from cswap.codecs.nvcomp_library import missing as missing_nvcomp
 from cswap.codecs.registry import get_codec, list_codecs
 from cswap.errors import CswapError
@@ -65,7 +64,7 @@ class Row:
         data: kind of values.
         dtype: of the elements.
         nbytes: raw bytes.
-        codec: its name, a peer's, or "copy": device to device, to which the shares refer.
+        codec: its name, or "copy": device to device, to which the shares refer.
         lossless: whether every bit comes back.
         ratio: raw over encoded bytes.
         encode_gb_per_s: raw bytes per second, in 1e9, by the median.
@@ -113,9 +112,6 @@ def usable(device: torch.device, dtype: torch.dtype) -> list[Codec]:
 
 def run(meter: Meter, report: Report, plan: Plan) -> None:
     """Measure some codecs over sizes, then every codec on every data set."""
-    for peer in PEERS.values():
-        if why := peer.missing():
-            report.refuse(peer.name, why)
     if why := missing_nvcomp():
         report.refuse("nvCOMP", why)
     for name, sample in SWEPT:
@@ -135,8 +131,6 @@ def _measure_all(
     plan: Plan,
 ) -> None:
     data = f"{samples.size(nbytes)} of {sample}"
-    if nbytes == plan.nbytes:
-        names = [*names, *beside(names, sample.dtype)]
     # In every run: a share of the copy's rate holds for rates of one run.
     start = cache(partial(_start, sample, nbytes, meter, plan.within_s))
     wanted = {f"{name} on {data}": name for name in names}
@@ -186,7 +180,7 @@ def _measure(
     within_s: float,
 ) -> list[Row]:
     x = start().x
-    contender = _contender(name, x, meter)
+    contender = Contender(get_codec(name), x, meter)
     encode = meter.time_s(contender.encode, within_s=within_s)
     contender.settle()
     decode = meter.time_s(contender.decode, within_s=within_s)
@@ -194,12 +188,6 @@ def _measure(
     contender.settle()
     copy = start().copy.encode
     return [_row(start().sample, x, name, encode, decode, copy, launch_us, contender)]
-
-
-def _contender(name: str, x: torch.Tensor, meter: Meter) -> Contender | PeerContender:
-    if name in PEERS:
-        return PeerContender(PEERS[name], x, meter)
-    return Contender(get_codec(name), x, meter)
 
 
 def _row(
@@ -210,7 +198,7 @@ def _row(
     decode: Timing,
     copy: Timing,
     launch_us: tuple[float, float],
-    contender: Contender | PeerContender | None = None,
+    contender: Contender | None = None,
 ) -> Row:
     return Row(
         data=sample.kind,

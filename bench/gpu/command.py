@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 import torch
 import typer
 
-from bench.gpu import build, codecs, link, swap, tables, targets, trace, training
+from bench.gpu import build, codecs, link, swap, tables, trace, training
 from bench.gpu.meter import CudaMeter, Meter
 from bench.gpu.report import (
     EXPECTED_S,
@@ -138,8 +138,6 @@ def measure(
         code = 1
     for report in reports:
         print(tables.markdown(report.document), flush=True)
-    rows = {report.part: report.document["rows"] for report in reports}
-    print("\n".join(targets.lines(rows)), flush=True)
     print(f"all results: {folder}", flush=True)
     return code
 

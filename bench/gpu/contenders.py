@@ -1,4 +1,4 @@
-"""Codecs and peers with a tensor to encode on the device, checked before anything is timed."""
+"""A codec with a tensor to encode on the device, checked before anything is timed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from cswap.codecs.base import DEFAULT_KEY
 
 if TYPE_CHECKING:
     from bench.gpu.meter import Meter
-    from bench.gpu.peers import Peer
     from cswap.codecs.base import Codec, LateSize
 
 MAX_ERROR: Final = 0.5
@@ -53,34 +52,6 @@ class Contender:
         sizes = [s if isinstance(s, int) else s.value() for s in self._sizes]
         self._sizes.clear()
         return sizes[-1]
-
-
-class PeerContender:
-    """One peer with a tensor to encode; see `Contender`."""
-
-    def __init__(self, peer: Peer, x: torch.Tensor, meter: Meter) -> None:
-        """Encode and decode once: the result is checked before anything is timed."""
-        self.lossless = peer.lossless
-        self._peer, self._x = peer, x
-        start_s = time.perf_counter()
-        self._parts = peer.encode(x)
-        back = peer.decode(self._parts, x)
-        meter.synchronize()
-        self.first_call_s = time.perf_counter() - start_s
-        self.nbytes: int = sum(part.nbytes for part in self._parts)
-        self.error = relative_error(x, back, lossless=peer.lossless)
-
-    def encode(self) -> None:
-        """Do it once."""
-        self._peer.encode(self._x)
-
-    def decode(self) -> None:
-        """Do it once."""
-        self._peer.decode(self._parts, self._x)
-
-    def settle(self) -> int:
-        """The encoded bytes; nothing is late."""
-        return self.nbytes
 
 
 def relative_error(x: torch.Tensor, back: torch.Tensor, *, lossless: bool) -> float:

@@ -33,7 +33,7 @@ MOST_BEGUN: Final = 2
 
 PACKAGES: Final = (
     *("numba-cuda", "cuda-bindings", "cuda-core", "nvidia-nvcomp-cu13"),
-    *("cupy-cuda13x", "torchao", "trl", "torchtune"),
+    *("cupy-cuda13x", "trl", "torchtune"),
 )
 
 

@@ -1,8 +1,7 @@
-"""The tables of `python -m bench gpu static`, in Markdown: computed figures, and said to be."""
+"""The table of `python -m bench gpu static`, in Markdown: computed figures, and said to be."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.pages.committed import as_markdown, load
@@ -13,34 +12,6 @@ if TYPE_CHECKING:
 FILE: Final = "kernels.json"
 
 Rows = dict[tuple[str, str, str, int], dict[str, Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A rate that a kernel was designed for, on an H200.
-
-    Attributes:
-        codec: its name.
-        dtype: of the tensor.
-        encode_gb_per_s: raw bytes per second over 1e9.
-        decode_gb_per_s: likewise; None if there is no target.
-    """
-
-    codec: str
-    dtype: str
-    encode_gb_per_s: float
-    decode_gb_per_s: float | None
-
-
-TARGET_OF: Final = "H200"
-TARGETS_GB_PER_S: Final = (
-    Target("zvc", "float32", 1300, 1500),
-    Target("zvc", "bfloat16", 900, 1200),
-    Target("expk", "bfloat16", 1000, 1800),
-    Target("int8", "float32", 1800, 2000),
-    Target("fp8", "float32", 1800, 2000),
-    Target("bitpack", "int64", 1800, None),
-)
 
 
 def kernels_table() -> str:
@@ -68,26 +39,6 @@ def kernels_table() -> str:
                 *(_rates(rows, codec, dtype, p) for p in processors),
             ]
         )
-    return as_markdown(headings, lines) + "\n\n" + _where(data)
-
-
-def targets_table() -> str:
-    """The kernels' design targets, beside the limits of their machine code."""
-    data = load(FILE)
-    processor = next(p for p in data["assumed"]["processors"] if p["name"] == TARGET_OF)
-    rows = _by_key(data["rows"])
-    lines = []
-    for target in TARGETS_GB_PER_S:
-        for direction in ("encode", "decode"):
-            wanted = getattr(target, f"{direction}_gb_per_s")
-            if wanted is None:
-                continue
-            row = rows[target.codec, target.dtype, direction, processor["architecture"]]
-            bound = row["bound_bytes_per_s"][TARGET_OF] / 1e9
-            met = "yes" if bound >= wanted else "no"
-            name = f"`{target.codec}` {direction}, {target.dtype}"
-            lines.append([name, f"{wanted:.0f}", f"{bound:.0f}", met])
-    headings = ["kernel", "designed for, GB/s", f"bound on {TARGET_OF}, GB/s", "at or above"]
     return as_markdown(headings, lines) + "\n\n" + _where(data)
 
 

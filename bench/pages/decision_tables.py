@@ -24,6 +24,5 @@ def _table(
 TABLES: Final[dict[str, Callable[[], str]]] = {
     "advisor": partial(_table, report.HEADINGS, report.cells),
     "prediction": partial(_table, report.PREDICTION_HEADINGS, report.prediction_cells),
-    "forced": partial(_table, report.FORCED_HEADINGS, report.forced_cells),
 }
 """Functions that make the tables, by name."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from bench.codecs import tables
 from bench.pages.committed import as_markdown as _markdown
@@ -10,11 +10,6 @@ from bench.pages.committed import load as _load
 from bench.pages.committed import where as _where
 from cswap.experiments.accuracy.report import COLUMNS, notes
 from cswap.experiments.accuracy.report import rows as accuracy_rows
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from cswap.experiments.grid import Grid
 
 
 def _recorded() -> dict[str, Any]:
@@ -57,19 +52,10 @@ def peers_table() -> str:
     return _markdown(headings, rows) + "\n\n" + _where(data, "codecs.json")
 
 
-def crossovers_table() -> str:
-    """The shares of zeros at which sparse codecs change places."""
-    return _of_codecs(tables.crossover_grid)
-
-
 def values_table() -> str:
     """Ratios of lossless codecs by distribution of values."""
-    return _of_codecs(tables.value_grid)
-
-
-def _of_codecs(make: Callable[[dict[str, Any]], Grid]) -> str:
     data = _load("codecs.json")
-    grid = make(data)
+    grid = tables.value_grid(data)
     return f"{_markdown(grid.headings, grid.rows)}\n\n{_where(data, 'codecs.json')}"
 
 
@@ -84,7 +70,6 @@ TABLES: Final = {
     "accuracy": accuracy_table,
     "all codecs": all_codecs_table,
     "peers": peers_table,
-    "crossovers": crossovers_table,
     "values": values_table,
 }
 """Functions that make the tables, by name."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from bench.gpu import tables, targets
+from bench.gpu import tables
 from bench.pages.committed import load
 
 FOLDER: Final = "nvidia-h200"
@@ -31,26 +31,9 @@ def training_table() -> str:
     return _table("training")
 
 
-def targets_table() -> str:
-    """The figures that were aimed at, and those that were measured."""
-    parts = ("codecs", "link", "swap", "training")
-    rows = {part: _load(part)["rows"] for part in parts}
-    lines = "\n".join(f"- {line}" for line in targets.lines(rows))
-    files = ", ".join(f"`{_file(part)}`" for part in parts)
-    return f"{lines}\n\nFrom {files}."
-
-
 def _table(part: str) -> str:
-    data = _load(part)
+    data = load(f"../{FOLDER}/{part}.json")
     return f"{tables.markdown(data)}\n\n{_where(data, part)}"
-
-
-def _load(part: str) -> dict[str, Any]:
-    return load(f"../{FOLDER}/{part}.json")
-
-
-def _file(part: str) -> str:
-    return f"bench/results/{FOLDER}/{part}.json"
 
 
 def _where(data: dict[str, Any], part: str) -> str:
@@ -58,5 +41,6 @@ def _where(data: dict[str, Any], part: str) -> str:
     gpu = e["gpu"]
     return (
         f"Measured by `{e['command']}` on {gpu['name']}, driver {gpu['driver']}, "
-        f"torch {e['versions']['torch']}, {e['n_cpus']} cores of {e['cpu']}; file: `{_file(part)}`."
+        f"torch {e['versions']['torch']}, {e['n_cpus']} cores of {e['cpu']}; "
+        f"file: `bench/results/{FOLDER}/{part}.json`."
     )

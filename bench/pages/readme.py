@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Final, NoReturn
 
 import typer
 
-from bench.accuracy import schedule
 from bench.codecs import tables as codec_report
 from bench.gpu.build import build_table
-from bench.gpu.static_tables import kernels_table, targets_table
+from bench.gpu.static_tables import kernels_table
 from bench.pages import decision_tables, first_picture, gpu_tables, step_tables, twin_tables
 from bench.pages import experiment_tables as experiments
 from bench.pages.committed import RESULTS
 from bench.pages.committed import as_markdown as _markdown
-from bench.pages.committed import load as _load
-from bench.pages.committed import where as _where
 from bench.pages.folding import folded
 from bench.pages.versions import versions_table
 from cswap.experiments.files.environment import ROOT
@@ -49,7 +46,6 @@ PICTURES: Final = {
     RESULTS / "fit.png": ROOT / "docs" / "fit-cpu.png",
     RESULTS / "accuracy" / "pareto.png": ROOT / "docs" / "lossy-pareto.png",
     RESULTS.parent / "twin" / "h200-pcie5.png": ROOT / "docs" / "twin-h200.png",
-    RESULTS / "accuracy" / "heat.png": ROOT / "docs" / "lossy-gradients.png",
     **{
         RESULTS / f"codecs-{n}.png": ROOT / "docs" / f"codecs-{n}.png"
         for n in codec_report.PICTURES
@@ -75,15 +71,6 @@ def _pictures(*names: str) -> str:
     return "\n\n".join(f"![{codec_report.PICTURES[n]}](codecs-{n}.png)" for n in names)
 
 
-def schedule_table() -> str:
-    """Rates of ZFP that change in the course of training."""
-    data = _load("accuracy/schedule.json")
-    margin = f"Margin: {data['settings']['margin']} nats."
-    return f"{_markdown(schedule.HEADINGS, schedule.cells(data))}\n\n{margin} " + _where(
-        data, "accuracy/schedule.json"
-    )
-
-
 def results_table() -> str:
     """Every committed result file with the command that made it."""
     rows = []
@@ -101,14 +88,12 @@ TABLES: Final = {
     "gpu link": gpu_tables.link_table,
     "gpu swap": gpu_tables.swap_table,
     "gpu training": gpu_tables.training_table,
-    "gpu targets": gpu_tables.targets_table,
     "twin": twin_tables.steps_tables,
     "twin validation": twin_tables.validation_table,
     "twin policies": twin_tables.policies_table,
     "twin largest": twin_tables.largest_table,
     "kernels": kernels_table,
     "kernel file": build_table,
-    "kernel targets": targets_table,
     "results": results_table,
     "versions": versions_table,
     **decision_tables.TABLES,
@@ -121,7 +106,6 @@ TABLES: Final = {
     "more workloads": step_tables.more_workloads_table,
     "fit": step_tables.fit_table,
     "inlined": step_tables.inlined_table,
-    "schedule": schedule_table,
 }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from bench.demo import report as demo_report
 from bench.drawing.steps import MIB
 from bench.fit import report as fit_report
 from bench.fit.measure import FIT, OFF
@@ -32,23 +33,7 @@ TRANSFORMER: Final = "gpt6"
 
 def demo_table() -> str:
     """The demo's comparison."""
-    data = load("demo.json")
-    rows = [
-        [
-            f"{r['model']} {r['mode']}",
-            f"{r['peak_saved_bytes'] / MIB:.1f}",
-            f"{r['ratio']:.2f}",
-            f"{r['step_time_rel']:.2f}",
-            f"{r['final_loss']:.4f}",
-            f"{100 * r['accuracy']:.1f}",
-            "yes" if r["bit_equal"] else "no",
-            f"{r['max_grad_diff']:.1e}",
-        ]
-        for r in data["rows"]
-    ]
-    headings = ["run", "peak saved MiB", "raw / encoded", "step time, off = 1", "val. loss"]
-    headings += ["accuracy %", "bit-equal to off", "largest gradient difference"]
-    return as_markdown(headings, rows) + "\n\n" + where(data, "demo.json")
+    return _reported("demo", demo_report)
 
 
 def transformer_table() -> str:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from bench.demo import summary as results
 from bench.workloads.lockstep import Lockstep, Replica
 from bench.workloads.methods import OFF, NotInstalledError
 from bench.workloads.turns import of_like_steps
@@ -20,6 +19,9 @@ if TYPE_CHECKING:
     from cswap.experiments.task import Task
 
 SEED: Final = 0
+N_SETTLING_TIMES: Final = 3
+"""The first steps of a run meet cold caches and are not timed."""
+
 MEMCPY: Final = "memcpy, out and back"
 """The physical limit: as many bytes as the model saves, copied once there and once back."""
 
@@ -40,7 +42,9 @@ class Row:
         heap_peak_bytes: largest growth of malloc's allocated bytes in a step, over the bytes before
             the method was switched on; None if the C library does not report them.
         moved_bytes: raw bytes of the model's saved tensors, without parameters.
-        ratio: these bytes over the bytes held for them; 1 without encoding.
+        ratio: these bytes over the same with every encoded tensor at its encoded size.
+        final_loss: validation loss after the last step.
+        accuracy: validation accuracy then, 0 to 1.
         bit_equal: loss and every gradient had the bits of off in every step.
         max_grad_diff: largest absolute difference of a gradient element from off's.
         fallbacks: times that cswap took a slower path after a failure.
@@ -58,6 +62,8 @@ class Row:
     heap_peak_bytes: int | None = None
     moved_bytes: int | None = None
     ratio: float | None = None
+    final_loss: float | None = None
+    accuracy: float | None = None
     bit_equal: bool | None = None
     max_grad_diff: float | None = None
     fallbacks: int = 0
@@ -99,7 +105,7 @@ def train(
     run = Lockstep(task, working, SEED)
     copies: list[Copies] = []
 
-    def stepped(_n_steps: int) -> None:
+    def stepped() -> None:
         if not copies:
             copies.append(Copies(_moved_bytes(run)))
         copies[0].run()
@@ -109,7 +115,7 @@ def train(
         run.run(stepped)
     finally:
         run.close()
-    found = {row.mode: _row(row, run) for row in results.rows(run)}
+    found = {replica.mode: _row(replica, run) for replica in run.replicas}
     rows = [found.get(m) or Row(task.name, m, failure=failures[m]) for m in methods]
     return [asdict(row) for row in (*rows, _memcpy_row(run, copies[0]))]
 
@@ -132,30 +138,35 @@ def _failure(task: Task, method: str) -> str | None:
 
 def _moved_bytes(run: Lockstep) -> int:
     # Off is the first replica, and was measured before the first step.
-    return run.replicas[0].log.memories[0].between.raw_bytes
+    return run.replicas[0].log.memories[0].raw_bytes
 
 
 def _counted(seconds: list[float]) -> list[float]:
-    return seconds[min(results.N_SETTLING_TIMES, len(seconds) - 1) :]
+    return seconds[min(N_SETTLING_TIMES, len(seconds) - 1) :]
 
 
-def _row(row: results.Row, run: Lockstep) -> Row:
-    log = next(replica.log for replica in run.replicas if replica.mode == row.mode)
+def _row(replica: Replica, run: Lockstep) -> Row:
+    log, off = replica.log, run.replicas[0].log
+    time_of_off, spread = of_like_steps(_counted(log.step_s), _counted(off.step_s))
+    peak, its = (max(memory.peak_bytes for memory in one.memories) for one in (log, off))
+    memory, raw = log.memories[-1], off.memories[-1].raw_bytes
     return Row(
-        model=row.model,
-        method=row.mode,
+        model=run.task.name,
+        method=replica.mode,
         step=timing_of(_counted(log.step_s)),
-        time_of_off=row.step_time_rel,
-        time_of_off_spread=row.step_time_rel_quartiles,
-        peak_saved_bytes=row.peak_saved_bytes,
-        peak_of_off=1 / row.peak_ratio if row.peak_ratio else None,
-        held_bytes=row.held_bytes,
-        heap_peak_bytes=row.heap_peak_bytes,
+        time_of_off=time_of_off,
+        time_of_off_spread=spread,
+        peak_saved_bytes=peak,
+        peak_of_off=peak / its if its else None,
+        held_bytes=memory.held_bytes,
+        heap_peak_bytes=memory.heap_peak_bytes,
         moved_bytes=_moved_bytes(run),
-        ratio=row.ratio,
-        bit_equal=row.bit_equal,
-        max_grad_diff=row.max_grad_diff,
-        fallbacks=row.fallbacks,
+        ratio=raw / (raw - memory.swapped_bytes + memory.encoded_bytes),
+        final_loss=log.loss,
+        accuracy=log.accuracy,
+        bit_equal=all(log.same_bits),
+        max_grad_diff=max(log.grad_diffs),
+        fallbacks=log.fallbacks,
     )
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from bench.drawing.steps import UNKNOWN, add_point, draw_by_model, grouped_table, mib
 from bench.swap.measure import MEMCPY
-from bench.workloads.methods import OFF, ON_CPU, UNLIMITED
+from bench.workloads.methods import DEMO, OFF, ON_CPU, UNLIMITED
 from cswap.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION
 
 if TYPE_CHECKING:
@@ -41,10 +41,16 @@ COLOURS: Final = {
     "cswap lossless": BLUE,
     "cswap int8": VERMILION,
     UNLIMITED.name: BLUE,
+    "lossless": SKY,
+    "remat": BLUE,
+    "int8": VERMILION,
 }
 """The markers differ, too."""
 
-MARKERS: Final = dict(zip(ON_CPU, "oPsXvv<D^d", strict=True))
+MARKERS: Final = {
+    **dict(zip(ON_CPU, "oPsXvv<D^d", strict=True)),
+    **dict(zip(DEMO, "o<D^P", strict=True)),
+}
 
 
 def cells(document: dict[str, Any]) -> list[list[str]]:

@@ -8,7 +8,7 @@ host that takes no time, since the simulator has none.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from bench.twin.methods import CHECKPOINT, PLAIN, PLANNED
@@ -19,8 +19,6 @@ from cswap.codecs.traits import CodecRate
 from cswap.errors import BudgetError
 from cswap.plan import planner
 from cswap.plan.hardware import LEAST_SHARE, Hardware
-from cswap.plan.simulate import simulate
-from cswap.plan.simulator.simulator import predictions
 from cswap.schema.trace import Trace
 
 if TYPE_CHECKING:
@@ -124,13 +122,9 @@ class _Task:
         made = planner.plan(
             self.trace, self.machine, budget, policy, recompute=again, time_limit=LIMIT_S
         )
-        # No modules, so that they are not run again as a whole; and the model's own order.
+        # No modules, so that they are not run again as a whole.
         single = {p: replace(d, module="") for p, d in made.decisions.items()}
-        own = replace(made, order=(), decisions=single)
-        if not made.order:
-            return own
-        figures = asdict(simulate(self.trace, self.machine, own, budget))
-        return replace(own, predicted=predictions(figures, figures["compute_s"]))
+        return replace(made, decisions=single)
 
 
 def _about(plan: Plan) -> dict[str, Any]:

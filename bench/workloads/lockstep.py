@@ -11,14 +11,15 @@ import gc
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from statistics import fmean
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from bench.workloads import modes
-from bench.workloads.saved_bytes import Curve, HeapSampler, SavedBytes, heap_bytes
+from bench.workloads.saved_bytes import HeapSampler, SavedBytes, heap_bytes
 from bench.workloads.turns import turns
 
 if TYPE_CHECKING:
@@ -32,61 +33,38 @@ N_SETTLING_STEPS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Validation:
-    """Mean loss in nats and accuracy in 0 ... 1 on the held-out data, after n_steps steps."""
-
-    n_steps: int
-    loss: float
-    accuracy: float
-
-
-@dataclass(frozen=True, slots=True)
-class Between:
-    """Memory that the model's forward left for backward, when all encodes had finished.
+class Memory:
+    """Memory held in one step.
 
     Attributes:
-        raw_bytes: bytes of the tensors saved, each storage once; right only where none is encoded.
-        held_bytes: bytes held for them.
+        peak_bytes: most bytes of saved tensors, by `bench.workloads.saved_bytes.SavedBytes`.
+        raw_bytes: bytes of the tensors that the model's forward saved, each storage once; right
+            only where none is encoded.
+        held_bytes: bytes held for them between forward and backward, when all encodes had ended.
         swapped_bytes: raw bytes of those that were encoded.
         encoded_bytes: bytes of their encodings.
+        heap_peak_bytes: largest growth of the allocator's bytes; None unless asked for and known.
     """
 
+    peak_bytes: int
     raw_bytes: int
     held_bytes: int
     swapped_bytes: int
     encoded_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """Memory held in one step, after n_steps steps of training.
-
-    Attributes:
-        n_steps: training steps done before.
-        saved: bytes of saved tensors over time, `bench.workloads.saved_bytes.SavedBytes`.
-        between: the same between forward and backward, model only.
-        heap: growth of the allocator's bytes over time; empty unless asked for and known.
-        heap_after_forward: that growth when forward had ended; None if not measured.
-    """
-
-    n_steps: int
-    saved: Curve
-    between: Between
-    heap: Curve
-    heap_after_forward: int | None
+    heap_peak_bytes: int | None
 
 
 @dataclass(slots=True)
 class Log:
-    """The record of one mode, step by step."""
+    """The record of one mode, step by step; loss and accuracy are of the last validation."""
 
-    losses: list[float] = field(default_factory=list)
     step_s: list[float] = field(default_factory=list)
     same_bits: list[bool] = field(default_factory=list)
     grad_diffs: list[float] = field(default_factory=list)
-    validations: list[Validation] = field(default_factory=list)
     memories: list[Memory] = field(default_factory=list)
-    cswap: dict[str, Any] | None = None  # its statistics of the training steps
+    loss: float = float("nan")
+    accuracy: float = float("nan")
+    fallbacks: int = 0
 
 
 class Replica:
@@ -105,7 +83,7 @@ class Replica:
     def close(self) -> None:
         """Switch the mode off."""
         if self.handle is not None:
-            self.log.cswap = self.log.cswap or modes.report(self.handle)
+            self.log.fallbacks += self.handle.stats.fallbacks
             self.handle.remove()
             self.handle = None
 
@@ -131,7 +109,6 @@ class Replica:
         self.compute_gradients(batch, step)
         self.optimizer.step()
         self.log.step_s.append(time.perf_counter() - started_s)
-        self.log.losses.append(float(self.loss))
 
     def gradients(self) -> Iterator[Tensor]:
         """Yield the gradient of every parameter."""
@@ -146,7 +123,7 @@ class Replica:
         self.log.same_bits.append(same)
         self.log.grad_diffs.append(max(float((mine - its).abs().max()) for mine, its in pairs))
 
-    def validate(self, n_steps: int) -> None:
+    def validate(self) -> None:
         """Log loss and accuracy on the held-out data."""
         self.model.eval()
         losses, hits = [], []
@@ -156,8 +133,7 @@ class Replica:
                 losses.append(float(functional.cross_entropy(logits, targets)))
                 hits.append(float((logits.argmax(1) == targets).double().mean()))
         self.model.train()
-        mean_loss, accuracy = sum(losses) / len(losses), sum(hits) / len(hits)
-        self.log.validations.append(Validation(n_steps, mean_loss, accuracy))
+        self.log.loss, self.log.accuracy = fmean(losses), fmean(hits)
 
     def measure(self, n_steps: int, *, with_heap: bool) -> None:
         """Log the bytes that one step holds; the weights stay as they are.
@@ -168,27 +144,26 @@ class Replica:
                 whatever it keeps from step to step counts as growth.
         """
         batch = self.task.batch(self.seed, n_steps)
-        heap, after_forward = Curve(), None
-        if with_heap and heap_bytes() is not None:
-            heap, after_forward = self._measure_heap(batch, n_steps)
+        heap_peak = self._measure_heap(batch, n_steps) if with_heap else None
         between = self._measure_between(batch, n_steps)
-        curve = self._measure_curve(batch, n_steps)
-        self.log.memories.append(Memory(n_steps, curve, between, heap, after_forward))
+        peak = self._measure_peak(batch, n_steps)
+        self.log.memories.append(Memory(peak, *between, heap_peak))
 
     def _saved_bytes(self, batch: Batch) -> SavedBytes:
         owned = [*self.model.parameters(), *self.model.buffers()]
         return SavedBytes(owned, batch, lambda: modes.held(self.handle))
 
-    def _measure_curve(self, batch: Batch, n_steps: int) -> Curve:
+    def _measure_peak(self, batch: Batch, n_steps: int) -> int:
         saved = self._saved_bytes(batch)
         self.model.probe = saved.watch
         with saved.watch():
             self.compute_gradients(batch, n_steps, after_forward=saved.sample)
         self.model.probe = nullcontext
         saved.sample()
-        return saved.curve
+        return saved.curve.peak
 
-    def _measure_between(self, batch: Batch, n_steps: int) -> Between:
+    def _measure_between(self, batch: Batch, n_steps: int) -> tuple[int, int, int, int]:
+        # raw_bytes to encoded_bytes of Memory
         saved = self._saved_bytes(batch)
         before, found = modes.totals(self.handle), []
 
@@ -196,35 +171,27 @@ class Replica:
             modes.settle(self.handle)
             saved.sample()
             after = modes.totals(self.handle)
-            found.append(
-                Between(
-                    raw_bytes=saved.raw_bytes,
-                    held_bytes=saved.curve.nbytes[-1],
-                    swapped_bytes=after.raw_bytes - before.raw_bytes,
-                    encoded_bytes=after.encoded_bytes - before.encoded_bytes,
-                )
-            )
+            swapped, encoded = (b - a for a, b in zip(before, after, strict=True))
+            found.append((saved.raw_bytes, saved.curve.nbytes[-1], swapped, encoded))
 
         self.model.probe = saved.watch
         self.compute_gradients(batch, n_steps, after_forward=look)
         self.model.probe = nullcontext
         return found[0]
 
-    def _measure_heap(self, batch: Batch, n_steps: int) -> tuple[Curve, int]:
+    def _measure_heap(self, batch: Batch, n_steps: int) -> int | None:
         self.close()
         gc.collect()  # the old engine's pool
-        baseline_bytes = heap_bytes() or 0
+        baseline_bytes = heap_bytes()
         self.handle = self.method.switch_on(self.model, pins=modes.PINS)
-        baseline_bytes -= modes.scratch_bytes(self.handle)
+        if baseline_bytes is None:
+            return None
         for _ in range(N_SETTLING_STEPS):
             self.compute_gradients(batch, n_steps)
-        at_end_of_forward: list[int] = []
-        sampler = HeapSampler(baseline_bytes)
+        sampler = HeapSampler(baseline_bytes - modes.scratch_bytes(self.handle))
         with sampler.running():
-            self.compute_gradients(
-                batch, n_steps, after_forward=lambda: at_end_of_forward.append(heap_bytes() or 0)
-            )
-        return sampler.curve, at_end_of_forward[0] - baseline_bytes
+            self.compute_gradients(batch, n_steps)
+        return sampler.curve.peak
 
 
 def same_bits(mine: Tensor | None, its: Tensor | None) -> bool:
@@ -241,23 +208,14 @@ class Lockstep:
         task: model and data.
         chosen: modes; the first is "off", which the others are compared with.
         seed: of weights, batches and dropout.
-        looks: moments of the training, from 0.0 to 1.0, at which memory is measured and the model
-            is validated; each takes several steps.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        chosen: Sequence[str],
-        seed: int,
-        looks: Sequence[float] = (0.0, 0.5, 1.0),
-    ) -> None:
+    def __init__(self, task: Task, chosen: Sequence[str], seed: int) -> None:
         self.task, self.seed = task, seed
-        self.look_at = {round(task.n_steps * look) for look in looks}
         self.replicas = [Replica(task, mode, seed) for mode in chosen]
 
-    def run(self, on_step: Callable[[int], None]) -> None:
-        """Train to the end; on_step gets the number of steps done."""
+    def run(self, on_step: Callable[[], object]) -> None:
+        """Train to the end; memory is measured before, in the middle and after."""
         self._look(0)
         for step in range(self.task.n_steps):
             batch = self.task.batch(self.seed, step)
@@ -266,13 +224,14 @@ class Lockstep:
             for replica in self.replicas:
                 replica.compare(self.replicas[0])
             self._look(step + 1)
-            on_step(step + 1)
+            on_step()
 
     def _look(self, n_steps: int) -> None:
-        for replica in self.replicas:
-            if n_steps in self.look_at:
-                replica.validate(n_steps)
-                replica.measure(n_steps, with_heap=n_steps == self.task.n_steps)
+        last = n_steps == self.task.n_steps
+        for replica in self.replicas if last or n_steps in (0, self.task.n_steps // 2) else ():
+            if last:
+                replica.validate()
+            replica.measure(n_steps, with_heap=last)
 
     def close(self) -> None:
         """Switch every mode off."""

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from bench.workloads.methods import DEMO, ON_CPU
 from bench.workloads.saved_bytes import Held
@@ -31,20 +30,9 @@ def held(handle: InstallHandle | None) -> Held:
     return Held(device_bytes=stats.device_bytes, host_bytes=stats.host_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Bytes of everything encoded so far, before and after."""
-
-    raw_bytes: int = 0
-    encoded_bytes: int = 0
-
-
-def totals(handle: InstallHandle | None) -> Totals:
-    """Bytes that the mode's engine has encoded so far."""
-    if handle is None:
-        return Totals()
-    stats = handle.stats
-    return Totals(raw_bytes=stats.raw_bytes, encoded_bytes=stats.encoded_bytes)
+def totals(handle: InstallHandle | None) -> tuple[int, int]:
+    """Raw and encoded bytes of everything that the mode's engine has encoded so far."""
+    return (0, 0) if handle is None else (handle.stats.raw_bytes, handle.stats.encoded_bytes)
 
 
 def scratch_bytes(handle: InstallHandle | None) -> int:
@@ -56,9 +44,3 @@ def settle(handle: InstallHandle | None) -> None:
     """Wait until the mode's engine has nothing under way."""
     if handle is not None:
         handle.engine.synchronize()
-
-
-def report(handle: InstallHandle) -> dict[str, Any]:
-    """cswap's own record: its statistics, and the decision for each saved tensor."""
-    decisions = [str(explanation).partition("\n")[0] for explanation in handle.engine.explain()]
-    return {"stats": handle.stats.to_dict(), "decisions": decisions}

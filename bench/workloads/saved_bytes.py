@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import ctypes
 import threading
-import time
 import weakref
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -33,20 +32,9 @@ SAMPLE_S = 0.001  # a step takes some 40 ms; shorter waits would take the core f
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Bytes over the time of one step.
+    """Bytes held in the course of one step: ``nbytes``, by sample."""
 
-    Attributes:
-        at_s: seconds since the step began.
-        nbytes: bytes held at that moment.
-    """
-
-    at_s: list[float] = field(default_factory=list)
     nbytes: list[int] = field(default_factory=list)
-
-    def add(self, at_s: float, nbytes: int) -> None:
-        """Append one sample."""
-        self.at_s.append(at_s)
-        self.nbytes.append(nbytes)
 
     @property
     def peak(self) -> int:
@@ -96,7 +84,6 @@ class SavedBytes:
         # storage may also die on another thread that holds an engine's lock. So no code may call
         # an engine while it holds this lock: that could deadlock.
         self._lock = threading.RLock()
-        self._start_s = time.perf_counter()
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -162,7 +149,7 @@ class SavedBytes:
         held = self._held()
         with self._lock:
             saved_bytes = max(sum(self._live.values()), held.device_bytes)
-            self.curve.add(time.perf_counter() - self._start_s, saved_bytes + held.host_bytes)
+            self.curve.nbytes.append(saved_bytes + held.host_bytes)
 
 
 def _same(x: Tensor) -> Tensor:
@@ -206,12 +193,10 @@ class HeapSampler:
         self._baseline_bytes = baseline_bytes
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heap-sampler", daemon=True)
-        self._start_s = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """Sample while the block runs, and once before and after it."""
-        self._start_s = time.perf_counter()
         self.sample()
         self._thread.start()
         try:
@@ -225,7 +210,7 @@ class HeapSampler:
         """Record the growth now; does nothing where the allocator cannot be asked."""
         now = heap_bytes()
         if now is not None:
-            self.curve.add(time.perf_counter() - self._start_s, now - self._baseline_bytes)
+            self.curve.nbytes.append(now - self._baseline_bytes)
 
     def _run(self) -> None:
         while not self._stop.wait(SAMPLE_S):

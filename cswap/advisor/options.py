@@ -66,8 +66,6 @@ def check(config: SwapConfig, plan: Plan | None) -> None:
         ConfigError: an unknown codec; ``lossy`` with a codec for integers only; a lossy codec
             named for integers; and the like. The message names the value and the remedy.
     """
-    if config.spill_limit is not None and config.spill_dir is None:
-        raise ConfigError(f"spill_limit={config.spill_limit}: needs spill_dir as well.")
     _check_slowdown(config)
     _check_lossy(config)
     static = static_codec(config.policy)

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
-import os
 import sys
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from cswap.commands.output import AsJson, Form, chosen, emit
 from cswap.report.files import check_writable, writing
 from cswap.report.terminal import Format
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 hardware_app = typer.Typer(help="Hardware profiles that plans are made for.", no_args_is_help=True)
 
@@ -32,7 +26,7 @@ def plan(
     seed: Annotated[int, typer.Option(help="Of random choices.")] = 0,
     time_limit: Annotated[float | None, typer.Option(help="Seconds per policy.")] = None,
     recompute: Annotated[
-        bool, typer.Option(help="Tensors may be computed again; most such plans only simulate.")
+        bool, typer.Option(help="Tensors may be computed again, where an engine can.")
     ] = False,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
@@ -45,16 +39,15 @@ def plan(
 
     from cswap.config import parse_bytes
     from cswap.plan.hardware import load_hardware
-    from cswap.plan.planner import available, compare
+    from cswap.plan.planner import compare
     from cswap.report import planning
 
-    names = available() if policy == "all" else [name.strip() for name in policy.split(",")]
+    names = None if policy == "all" else [name.strip() for name in policy.split(",")]
     nbytes = parse_bytes(budget, "budget") if budget else None
     machine = load_hardware(_hardware(hardware))
     if out:
         check_writable("--out", out)
-    quiet = not sys.stdout.isatty()
-    with libraries_to_stderr(quiet), Progress(disable=quiet) as progress:
+    with Progress(disable=not sys.stdout.isatty()) as progress:
         bar = progress.add_task("Planning", total=1.0)
 
         def show(done: float, text: str) -> None:
@@ -83,25 +76,6 @@ def plan(
         ["Simulated." + note + (f" Written: {out} (policy {best.policy})" if out else "")],
         drop=planning.DROPPED,
     )
-
-
-@contextmanager
-def libraries_to_stderr(wanted: bool) -> Iterator[None]:
-    """Let nothing that a library prints in C end up in somebody's JSON, as HiGHS does at times."""
-    if not wanted:
-        yield
-        return
-    flush = ctypes.CDLL(None).fflush
-    sys.stdout.flush()
-    flush(None)
-    out = os.dup(1)
-    os.dup2(2, 1)
-    try:
-        yield
-    finally:
-        flush(None)
-        os.dup2(out, 1)
-        os.close(out)
 
 
 def _hardware(name: str) -> object:

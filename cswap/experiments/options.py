@@ -22,11 +22,11 @@ results between machines."""
 RESULTS: Final = Path("cswap-results")
 """Folder of `cswap bench`'s results, in the current folder."""
 
-INTERRUPTED: Final = 130
-"""Exit code that a shell reports for a process that Ctrl-C ended."""
-
 Again = Annotated[bool, typer.Option("--again", help="Do not go on with an unfinished run.")]
 """Option of commands that keep finished parts in a file (`cswap.experiments.files.resumable`)."""
+
+
+JobsOption = Annotated[int, typer.Option("--jobs", help="Processes that train.", min=1)]
 
 
 def needs(command: str, *modules: str, extra: str = "bench") -> None:

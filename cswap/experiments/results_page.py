@@ -105,7 +105,7 @@ def _pictures(result: Path) -> list[Picture]:
     return [
         Picture(
             path.stem.replace("-", " "),
-            pictures.DRAWN[path.stem][1] if path.stem in pictures.DRAWN else f"of {result.name}",
+            pictures.ALT if path.stem == "pareto" else f"of {result.name}",
             path,
         )
         for path in sorted(result.parent.glob(pattern))

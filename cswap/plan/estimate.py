@@ -9,8 +9,6 @@ reproduced: batch norm and LSTM layers use torch's own operators, not cuDNN's.
 from __future__ import annotations
 
 import copy
-import dataclasses
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
@@ -33,7 +31,7 @@ from cswap.plan.tracing.step import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from cswap.plan.hardware import Hardware
     from cswap.plan.tracing.recorder import RecordedOperator
@@ -53,51 +51,6 @@ _NEEDS_VALUES: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class EstimateOptions:
-    """Options of `estimate`.
-
-    Attributes:
-        optimizer: one of `OPTIMIZERS`. It is one fused operator at the end of the step, and its
-            state is resident. ``none``: there is no state, but gradients still live until the end.
-        device: ``cuda`` or ``cpu``; sets the operators and the defaults.
-        min_bytes: bytes of the smallest saved tensor that gets a position. It must equal the
-            setting of the engine that runs the plan; default: the engine's default for the device.
-        swap_loss: whether tensors that the loss function saves get positions, too. They do under
-            ``cswap.install()``, and they do not under ``cswap.install(model)``.
-        launch_s: seconds added to every operator.
-        name: name of the trace; default: the model's class.
-    """
-
-    optimizer: str = "sgd"
-    device: str = "cuda"
-    min_bytes: int | None = None
-    swap_loss: bool = False
-    launch_s: float = LAUNCH_S
-    name: str = ""
-
-    @staticmethod
-    def parse(options: Mapping[str, Any]) -> EstimateOptions:
-        """Check options.
-
-        Raises:
-            TraceError: an option does not exist, or its value is wrong.
-        """
-        known = [f.name for f in dataclasses.fields(EstimateOptions)]
-        for name in options:
-            if name not in known:
-                raise TraceError(f"{name}: no such option of estimate. Known: {', '.join(known)}.")
-        parsed = EstimateOptions(**options)
-        for name, values in (
-            ("optimizer", (*OPTIMIZERS,)),
-            ("device", (*MIN_BYTES,)),
-        ):
-            if getattr(parsed, name) not in values:
-                value = getattr(parsed, name)
-                raise TraceError(f"{name}={value!r}: must be one of {', '.join(values)}.")
-        return parsed
-
-
 def estimate(
     model: torch.nn.Module,
     inputs: Any,
@@ -105,7 +58,12 @@ def estimate(
     targets: Any = (),
     *,
     hardware: Any,
-    **options: Any,
+    optimizer: str = "sgd",
+    device: str = "cuda",
+    min_bytes: int | None = None,
+    swap_loss: bool = False,
+    launch_s: float = LAUNCH_S,
+    name: str = "",
 ) -> Trace:
     """Estimate the trace of one training step.
 
@@ -115,7 +73,15 @@ def estimate(
         loss: called as ``loss(output, *targets)``; returns a scalar.
         targets: a tensor or a tuple.
         hardware: any argument of `load_hardware`; the durations are for this machine.
-        **options: fields of `EstimateOptions`.
+        optimizer: one of `OPTIMIZERS`. It is one fused operator at the end of the step, and its
+            state is resident. ``none``: there is no state, but gradients still live until the end.
+        device: ``cuda`` or ``cpu``; sets the operators and the defaults.
+        min_bytes: bytes of the smallest saved tensor that gets a position. It must equal the
+            setting of the engine that runs the plan; default: the engine's default for the device.
+        swap_loss: whether tensors that the loss function saves get positions, too. They do under
+            ``cswap.install()``, and they do not under ``cswap.install(model)``.
+        launch_s: seconds added to every operator.
+        name: name of the trace; default: the model's class.
 
     Raises:
         TraceError: an option is wrong, or the step reads values, which fake tensors lack.
@@ -125,47 +91,43 @@ def estimate(
     >>> [operator.name for operator in trace.operators if operator.phase == "forward"]
     ['0.addmm', '1.relu', 'sum']
     """
-    chosen, machine = EstimateOptions.parse(options), load_hardware(hardware)
+    for option, value, known in (
+        ("optimizer", optimizer, (*OPTIMIZERS,)),
+        ("device", device, (*MIN_BYTES,)),
+    ):
+        if value not in known:
+            raise TraceError(f"{option}={value!r}: must be one of {', '.join(known)}.")
+    machine = load_hardware(hardware)
     with fake_tensor.FakeTensorMode(allow_non_fake_inputs=True):
         fake_model = _fake_copy(model)
         fake_inputs, fake_targets = _fake((as_tuple(inputs), as_tuple(targets)))
-        recorder = _record(fake_model, fake_inputs, loss, fake_targets, chosen)
-        grad_bytes = sum(g.nbytes for g in gradients(fake_model))
-        resident = resident_bytes(fake_model) + OPTIMIZERS[chosen.optimizer] * grad_bytes
+        recorder = Recorder(
+            [*fake_model.buffers(), *fake_model.parameters()],
+            min_bytes=MIN_BYTES[device] if min_bytes is None else min_bytes,
+        )
+        try:
+            with _OperatorsOf(device):
+                run_step(recorder, fake_model, fake_inputs, loss, fake_targets, swap_loss=swap_loss)
+        except _NEEDS_VALUES as error:
+            raise TraceError(
+                f"model={type(model).__name__}: this step depends on the values of tensors "
+                f"({error}), which an estimate lacks. Measure it instead."
+            ) from error
+        # An update reads parameter, gradient and state, and writes parameter and state.
+        n_accesses = 3 + 2 * OPTIMIZERS[optimizer] if optimizer != "none" else 0
+        grads = gradients(fake_model)
+        grad_bytes = sum(g.nbytes for g in grads)
+        recorder.add("optimizer", grads, n_accesses * grad_bytes)
+        resident = resident_bytes(fake_model) + OPTIMIZERS[optimizer] * grad_bytes
     return assemble(
         recorder,
-        [duration_s(operator, machine, chosen.launch_s) for operator in recorder.operators],
+        [duration_s(operator, machine, launch_s) for operator in recorder.operators],
         resident_bytes=resident,
-        name=chosen.name or type(model).__name__,
+        name=name or type(model).__name__,
         batch=batch_of(fake_inputs),
         source="estimated",
         hardware=machine.name,
     )
-
-
-def _record(
-    model: torch.nn.Module,
-    inputs: tuple[Any, ...],
-    loss: Callable[..., torch.Tensor],
-    targets: tuple[Any, ...],
-    chosen: EstimateOptions,
-) -> Recorder:
-    minimum = MIN_BYTES[chosen.device] if chosen.min_bytes is None else chosen.min_bytes
-    owned = [*model.buffers(), *model.parameters()]
-    recorder = Recorder(owned, min_bytes=minimum)
-    try:
-        with _OperatorsOf(chosen.device):
-            run_step(recorder, model, inputs, loss, targets, swap_loss=chosen.swap_loss)
-    except _NEEDS_VALUES as error:
-        raise TraceError(
-            f"model={type(model).__name__}: this step depends on the values of tensors "
-            f"({error}), which an estimate lacks. Measure it instead."
-        ) from error
-    # An update reads parameter, gradient and state, and writes parameter and state.
-    n_accesses = 3 + 2 * OPTIMIZERS[chosen.optimizer] if chosen.optimizer != "none" else 0
-    grads = gradients(model)
-    recorder.add("optimizer", grads, n_accesses * sum(g.nbytes for g in grads))
-    return recorder
 
 
 def duration_s(operator: RecordedOperator, hardware: Hardware, launch_s: float) -> float:

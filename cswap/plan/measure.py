@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 import time
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from cswap.codecs.base import takes
 from cswap.codecs.layout import flatten
 from cswap.codecs.registry import get_codec
 from cswap.config import MIN_BYTES
+from cswap.cuda_streams import spin
 from cswap.errors import TraceError
 from cswap.plan.tracing.assemble import assemble
 from cswap.plan.tracing.operators import tensors_in
@@ -23,8 +23,9 @@ from cswap.plan.tracing.step import as_tuple, batch_of, gradients, resident_byte
 from cswap.profiler import LateProfile, profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
+    from cswap.codecs.base import Codec
     from cswap.plan.tracing.positions import SavedRegion
     from cswap.plan.tracing.recorder import RecordedOperator
     from cswap.schema.tensor import TensorProfile
@@ -32,56 +33,6 @@ if TYPE_CHECKING:
 
 SPREADS = (1, 3, 7, 15)
 """Names of `TensorProfile.spread`'s entries in a trace: ``spread_1`` and so on."""
-
-CYCLES_PER_S = 2e9
-"""An upper bound of a GPU's clock rate."""
-
-
-@dataclass(frozen=True, slots=True)
-class MeasureOptions:
-    """Options of `measure`.
-
-    Attributes:
-        warm_up: unmeasured steps before the measured ones; they also create the optimizer's state.
-        repeats: measured steps; an operator's duration is the median over them.
-        min_bytes: as in `EstimateOptions`; default: the engine's default for the device.
-        swap_loss: as in `EstimateOptions`.
-        profiles: whether to profile every saved tensor, in one additional step.
-        codecs: codecs whose ratios are measured, in the additional step, on every saved tensor
-            that they accept.
-        name: name of the trace; default: the model's class.
-        hardware: name of the machine; default: the device's name.
-    """
-
-    warm_up: int = 2
-    repeats: int = 5
-    min_bytes: int | None = None
-    swap_loss: bool = False
-    profiles: bool = True
-    codecs: tuple[str, ...] = ()
-    name: str = ""
-    hardware: str = ""
-
-    @staticmethod
-    def parse(options: Mapping[str, Any]) -> MeasureOptions:
-        """Check options.
-
-        Raises:
-            TraceError: an option does not exist, or its value is wrong.
-            UnknownCodecError: a codec does not exist.
-        """
-        known = [f.name for f in dataclasses.fields(MeasureOptions)]
-        for name in options:
-            if name not in known:
-                raise TraceError(f"{name}: no such option of measure. Known: {', '.join(known)}.")
-        parsed = MeasureOptions(**options)
-        for name, least in (("warm_up", 0), ("repeats", 1)):
-            value = getattr(parsed, name)
-            if not isinstance(value, int) or value < least:
-                raise TraceError(f"{name}={value!r}: must be an integer >= {least}.")
-        for codec in parsed.codecs:
-            get_codec(codec)
-        return parsed
 
 
 def measure(
@@ -91,7 +42,14 @@ def measure(
     targets: Any = (),
     *,
     optimizer: torch.optim.Optimizer | None = None,
-    **options: Any,
+    warm_up: int = 2,
+    repeats: int = 5,
+    min_bytes: int | None = None,
+    swap_loss: bool = False,
+    profiles: bool = True,
+    codecs: Sequence[str] = (),
+    name: str = "",
+    hardware: str = "",
 ) -> Trace:
     """Measure the trace of one training step. The model trains during the measurement.
 
@@ -104,35 +62,47 @@ def measure(
         loss: called as ``loss(output, *targets)``; returns a scalar.
         targets: a tensor or a tuple.
         optimizer: optimizer of the model's parameters; None: the step ends with backward.
-        **options: fields of `MeasureOptions`.
+        warm_up: unmeasured steps before the measured ones; they also create the optimizer's state.
+        repeats: measured steps; an operator's duration is the median over them.
+        min_bytes: as for `cswap.estimate`; default: the engine's default for the device.
+        swap_loss: as for `cswap.estimate`.
+        profiles: whether to profile every saved tensor, in one additional step.
+        codecs: codecs whose ratios are measured, in the additional step, on every saved tensor
+            that they accept.
+        name: name of the trace; default: the model's class.
+        hardware: name of the machine; default: the device's name.
 
     Raises:
         TraceError: an option is wrong, or the steps differ in their operators.
         UnknownCodecError: an option names a codec that does not exist.
     """
-    chosen = MeasureOptions.parse(options)
-    step = _Step(model, as_tuple(inputs), loss, as_tuple(targets), optimizer, chosen)
-    for _ in range(chosen.warm_up):
+    for option, value, least in (("warm_up", warm_up, 0), ("repeats", repeats, 1)):
+        if value < least:
+            raise TraceError(f"{option}={value!r}: must be an integer >= {least}.")
+    sampler = _Sampler(profiles, [get_codec(codec) for codec in codecs])
+    arguments = (as_tuple(inputs), loss, as_tuple(targets), optimizer)
+    step = _Step(model, *arguments, min_bytes, swap_loss)
+    for _ in range(warm_up):
         step.run(None)
     recorders, durations, lead_s = [], [], 0.0
-    for _ in range(chosen.repeats):
+    for _ in range(repeats):
         timer, start = _timer(step.device, lead_s), time.perf_counter()
         recorders.append(step.run(timer))
         lead_s = max(lead_s, time.perf_counter() - start)
         durations.append(timer.seconds([o.mark for o in recorders[-1].operators]))
     _check_equal([recorder.operators for recorder in recorders])
-    if chosen.profiles or chosen.codecs:
-        recorders.append(step.run(None, _Sampler(chosen)))
+    if profiles or codecs:
+        recorders.append(step.run(None, sampler))
         _check_equal([recorder.operators for recorder in recorders[-2:]])
     step.forget_gradients()
     return assemble(
         recorders[-1],
         [statistics.median(row) for row in zip(*durations, strict=True)],
         resident_bytes=resident_bytes(model, step.state()),
-        name=chosen.name or type(model).__name__,
+        name=name or type(model).__name__,
         batch=batch_of(step.inputs),
         source="measured",
-        hardware=chosen.hardware or _device_name(step.device),
+        hardware=hardware or _device_name(step.device),
     )
 
 
@@ -145,7 +115,8 @@ class _Step:
     loss: Callable[..., torch.Tensor]
     targets: tuple[Any, ...]
     optimizer: torch.optim.Optimizer | None
-    options: MeasureOptions
+    min_bytes: int | None
+    swap_loss: bool
 
     @property
     def device(self) -> torch.device:
@@ -159,7 +130,7 @@ class _Step:
     def run(self, timer: _Timer | None, sampler: _Sampler | None = None) -> Recorder:
         """Run one step under a recorder; with a timer, its operators have marks."""
         self.forget_gradients()
-        minimum = self.options.min_bytes
+        minimum = self.min_bytes
         recorder = Recorder(
             [*self.model.parameters(), *self.model.buffers(), *self.state()],
             min_bytes=MIN_BYTES.get(self.device.type, 0) if minimum is None else minimum,
@@ -172,7 +143,7 @@ class _Step:
             self.inputs,
             self.loss,
             self.targets,
-            swap_loss=self.options.swap_loss,
+            swap_loss=self.swap_loss,
         )
         recorder.add("optimizer", gradients(self.model), 0.0)
         clock = timer or _Timer()
@@ -214,7 +185,7 @@ class _CudaTimer(_Timer):
 
     def __init__(self, lead_s: float) -> None:
         torch.cuda.synchronize()
-        torch.cuda._sleep(int(lead_s * CYCLES_PER_S))  # type: ignore[no-untyped-call]  # noqa: SLF001
+        spin(lead_s)
 
     def start(self) -> list[Any]:
         return [self._event()]
@@ -236,8 +207,8 @@ class _CudaTimer(_Timer):
 class _Sampler:
     """Takes profile and ratios of the bytes that the engine would swap for a saved tensor."""
 
-    def __init__(self, options: MeasureOptions) -> None:
-        self._options = options
+    def __init__(self, profiles: bool, codecs: Sequence[Codec]) -> None:
+        self._profiles, self._codecs = profiles, codecs
 
     def __call__(
         self, tensor: torch.Tensor, region: SavedRegion
@@ -245,9 +216,9 @@ class _Sampler:
         """Return the numbers of the profile, and the ratio by codec."""
         with _disable_current_modes(), torch.no_grad():
             x = _flat(tensor, region)
-            found = _profile(x) if self._options.profiles else None
+            found = _profile(x) if self._profiles else None
             kind = x.device.type
-            codecs = [c for c in map(get_codec, self._options.codecs) if takes(c, x.dtype, kind)]
+            codecs = [codec for codec in self._codecs if takes(codec, x.dtype, kind)]
             ratios = {codec.name: codec.encode(x).ratio for codec in codecs}
         return ({} if found is None else numbers_of(found)), ratios
 

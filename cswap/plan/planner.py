@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
-import re
 import threading
 import time
 from contextlib import nullcontext
@@ -15,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap.display import MOST_SHOWN, shown
 from cswap.errors import BudgetError, ConfigError, HardwareError
-from cswap.install_hint import SCIPY
 from cswap.plan.hardware import load_hardware
 from cswap.plan.policy_tools.problem import Problem, silent
 from cswap.plan.policy_tools.search import interruptible
@@ -48,9 +45,6 @@ POLICIES: Final[dict[str, str]] = {
 }
 """The module of each policy; its function ``solve`` makes the plan."""
 
-NEEDS: Final = {"tvdnn-ilp": SCIPY}
-"""The package that a policy needs, by policy, as pip takes it."""
-
 _CHECK: Final = Checks(ConfigError)
 
 _compiled = threading.Event()
@@ -77,19 +71,6 @@ class Row:
     planning_s: float
     slowdown: float
     error: str = ""
-
-
-def available() -> list[str]:
-    """Names in `POLICIES` whose packages are installed.
-
-    >>> available()[:2]
-    ['none', 'vdnn-all']
-    """
-    return [name for name in POLICIES if _installed(NEEDS.get(name, "cswap"))]
-
-
-def _installed(requirement: str) -> bool:
-    return importlib.util.find_spec(re.split("[<>=!]", requirement)[0]) is not None
 
 
 def plan(
@@ -152,7 +133,7 @@ def compare(
         trace: as for `plan`.
         hardware: as for `plan`.
         budget: as for `plan`.
-        policies: names in the wanted order; None: all that are available.
+        policies: names in the wanted order; None: all.
         seed: seed of every random choice.
         time_limit: seconds for each policy; None: the policy decides.
         recompute: as for `plan`.
@@ -162,7 +143,7 @@ def compare(
     Raises:
         ConfigError: the trace, the hardware or an argument is wrong (the message names it).
     """
-    names = available() if policies is None else list(policies)
+    names = list(POLICIES if policies is None else policies)
     for name in names:
         _module(name)
     report, rows = progress or silent, list[Row]()
@@ -253,8 +234,6 @@ def _module(policy: str) -> Any:
         hint = f" Did you mean {close[0]!r}?" if close else ""
         known = ", ".join(POLICIES)
         raise ConfigError(f"policy={shown(policy)}: no such policy.{hint} Known: {known}.")
-    if not _installed(needed := NEEDS.get(policy, "cswap")):
-        raise ConfigError(f"policy={policy!r}: needs {needed}: pip install '{needed}'.")
     return importlib.import_module(POLICIES[policy])
 
 

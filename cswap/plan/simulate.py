@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cswap.plan.simulator import state
-from cswap.plan.simulator.reorder import reordered
 from cswap.plan.simulator.sections import split
 from cswap.plan.simulator.simulator import (
     CAUSES,
@@ -74,26 +73,22 @@ def simulate(
     hardware: Hardware,
     plan: Plan,
     budget_bytes: int | None = None,
-    *,
-    drain: bool = False,
 ) -> Simulation:
-    """Simulate a plan, with its sections and its order of operators.
+    """Simulate a plan, with its sections.
 
     Args:
         trace: the step.
         hardware: the machine.
         plan: a decision for each saved tensor; tensors without a decision are kept.
         budget_bytes: device memory for the whole step; None: all memory of the device.
-        drain: as for `Simulator`.
 
     Raises:
         ConfigError: the plan does not fit the trace or the hardware (the message names the entry).
     """
-    step = reordered(trace, plan.order) if plan.order else trace
-    simulator = Simulator(step, hardware, budget_bytes, drain=drain)
+    simulator = Simulator(trace, hardware, budget_bytes)
     arrays = simulator.from_plan(plan)
     if any(d.section_bytes for d in plan.decisions.values()):
-        simulator, arrays = _in_sections(simulator, plan, arrays, drain)
+        simulator, arrays = _in_sections(simulator, plan, arrays)
     result = simulator.run(*arrays)
     return Simulation(
         step_s=result.step_s,
@@ -120,14 +115,12 @@ def smallest_feasible_budget(trace: Trace, hardware: Hardware) -> int:
 _Arrays = tuple["NDArray[np.int8]", "NDArray[np.int8]", "NDArray[np.int32]"]
 
 
-def _in_sections(
-    whole: Simulator, plan: Plan, arrays: _Arrays, drain: bool
-) -> tuple[Simulator, _Arrays]:
+def _in_sections(whole: Simulator, plan: Plan, arrays: _Arrays) -> tuple[Simulator, _Arrays]:
     """Return the simulator of the cut trace; each section has the choice of its tensor."""
     tensor = dict(zip(whole.saved, whole.swappable, strict=True))
     wanted = {tensor[k]: d.section_bytes for k, d in plan.decisions.items() if d.section_bytes}
     trace, origin = split(whole.trace, wanted)
-    simulator = Simulator(trace, whole.hardware, whole.budget_bytes, drain=drain)
+    simulator = Simulator(trace, whole.hardware, whole.budget_bytes)
     place = {t: p for p, t in enumerate(whole.swappable)}
     source = np.array([place[origin[t]] for t in simulator.swappable], np.int64)
     action, codec, prefetch = arrays[0][source], arrays[1][source], arrays[2][source]

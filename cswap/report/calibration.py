@@ -1,13 +1,8 @@
-"""A calibration as a table and a picture."""
+"""A calibration as a table."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
-
-from cswap.display import visible
-from cswap.palette import CYCLE
-from cswap.report.figure import new_figure, png_of
-from cswap.report.log_axis import plain_ticks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -50,29 +45,3 @@ def notes(found: Calibration) -> Iterator[str]:
         )
     for name, why in found.left_out.items():
         yield f"{name}: not measured ({why})."
-
-
-def picture(found: Calibration) -> bytes:
-    """PNG: rate of encode and decode over the share of zeros, a line per codec.
-
-    Raises:
-        UnsupportedError: matplotlib is not installed.
-    """
-    figure = new_figure(10, 4.5)
-    for axes, direction in zip(
-        figure.subplots(1, 2, sharey=True), ("encode", "decode"), strict=True
-    ):
-        zeros = [i / 20 for i in range(21)]
-        axes.set_prop_cycle(color=CYCLE)
-        for i, (name, both) in enumerate(found.times.items()):
-            model = both.encode if direction == "encode" else both.decode
-            rates = [model.bytes_per_s(z) / 1e9 for z in zeros]
-            style = ("-", "--", ":", "-.")[i // len(CYCLE) % 4]
-            label = visible(name).replace("$", r"\$")  # else matplotlib sets a formula
-            axes.plot([100 * z for z in zeros], rates, style, label=label)
-        axes.set(title=direction, xlabel="zeros, %", yscale="log")
-        axes.grid(alpha=0.3)
-    plain_ticks(figure.axes[0].yaxis)  # the panels share it
-    figure.axes[0].set_ylabel("GB/s of raw bytes, large tensors")
-    figure.axes[1].legend(fontsize=7, loc="center left", bbox_to_anchor=(1, 0.5))
-    return png_of(figure)

@@ -6,7 +6,6 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final
 
 from cswap.errors import ConfigError
-from cswap.schema.executable import obstacles
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 COLUMNS: Final = (
     *("policy", "step ms", "of ideal", "peak GiB", "average GiB", "host GiB", "over the link GiB"),
-    *("keep / swap / recompute", "planned in s", ""),
+    *("keep / swap / recompute", "planned in s"),
 )
 DROPPED: Final = ("average GiB", "host GiB", "keep / swap / recompute", "over the link GiB")
 """Columns that a narrow terminal does without, the first to go first."""
@@ -55,7 +54,7 @@ def cells(row: Row) -> tuple[str, ...]:
     """A row of `COLUMNS`."""
     found = row.simulation
     if found is None or row.plan is None:
-        return (row.policy, *[""] * 7, f"{row.planning_s:.2f}", "no plan fits")
+        return (row.policy, "no plan fits", *[""] * 6, f"{row.planning_s:.2f}")
     sizes = (found.peak_bytes, found.average_bytes, found.host_peak_bytes, found.link_bytes)
     actions = [decision.action for decision in row.plan.decisions.values()]
     return (
@@ -65,7 +64,6 @@ def cells(row: Row) -> tuple[str, ...]:
         *(f"{n / 2**30:.2f}" for n in sizes),
         " / ".join(str(actions.count(a)) for a in ("keep", "swap", "recompute")),
         f"{row.planning_s:.2f}",
-        "simulated only" if obstacles(row.plan) else "",
     )
 
 
@@ -77,7 +75,6 @@ def record(row: Row) -> dict[str, Any]:
         "simulation": simulation,
         "plan": None if row.plan is None else row.plan.to_dict(),
         "planning_s": row.planning_s,
-        "obstacles": [] if row.plan is None else obstacles(row.plan),
         "error": row.error,
     }
 

@@ -1,52 +1,28 @@
-"""`cswap report`: a recorded timeline as a picture, or as a page in one file."""
+"""`cswap report`: a recorded timeline as a table by module.
+
+The file is a Chrome trace: https://ui.perfetto.dev draws it.
+"""
 
 from __future__ import annotations
 
-import base64
 import os
 from dataclasses import dataclass
-from html import escape
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
-from cswap.display import shown, visible
+from cswap.display import shown
 from cswap.errors import ConfigError
-from cswap.palette import BLUE, GREEN, GREY, ORANGE, SKY, VERMILION
-from cswap.report.figure import new_figure, png_of
 from cswap.schema.checks import MOST_BYTES, MOST_SECONDS, Checks
 from cswap.schema.reading import read_object
 from cswap.stats.step_trace import FORMAT, TRACKS, VERSION
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-COLOURS: Final = {
-    "encode": BLUE,
-    "decode": GREEN,
-    "copy out": ORANGE,
-    "copy in": SKY,
-    "wait": VERMILION,
-}
+NAMES: Final = ("encode", "decode", "copy out", "copy in", "wait")
+"""Of events that last."""
 
 COLUMNS: Final = ("saved in", "tensors", "MiB", "encode ms", "decode ms", "copies ms", "waited ms")
 
 MOST_US: Final = 1e6 * MOST_SECONDS
 
 _CHECK: Final = Checks(ConfigError)
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>cswap: {title}</title>
-<style>
-body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 70rem; margin: 2rem auto }}
-table {{ border-collapse: collapse }}
-th, td {{ padding: .25rem .8rem; border-bottom: 1px solid #ccc; text-align: left }}
-img {{ max-width: 100% }}
-</style></head><body>
-<h1>{title}</h1>
-<p>{summary}</p>
-<img alt="bytes held, codecs, copies and waits over time" src="data:image/png;base64,{picture}">
-<table><tr>{head}</tr>{body}</table>
-</body></html>
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +108,7 @@ def _check_event(where: str, value: Any) -> None:
     _CHECK.number(f"{where}.dur", event.get("dur"), 0.0, MOST_US)
     _CHECK.count(f"{where}.tid", event.get("tid"), 1, len(TRACKS))
     _CHECK.text(f"{where}.args['saved in']", about.get("saved in"))
-    if _CHECK.one_of(f"{where}.name", event.get("name"), COLOURS) == "encode":
+    if _CHECK.one_of(f"{where}.name", event.get("name"), NAMES) == "encode":
         _CHECK.count(f"{where}.args.bytes", about.get("bytes"), most=MOST_BYTES)
 
 
@@ -181,51 +157,6 @@ def _union(spans: list[tuple[float, float]]) -> float:
     return total
 
 
-def picture(recording: Recording) -> bytes:
-    """PNG: bytes over time above, tracks below.
-
-    Raises:
-        UnsupportedError: matplotlib is not installed.
-    """
-    figure = new_figure(11, 5.5)
-    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(2, 3))
-    _draw_bytes(recording.events, above)
-    _draw_tracks(recording.spans, below)
-    return png_of(figure)
-
-
-def _draw_bytes(events: list[dict[str, Any]], axes: Axes) -> None:
-    counts = [event for event in events if event["ph"] == "C"]
-    at = [event["ts"] / 1e3 for event in counts]
-    device = [event["args"]["device"] / 2**20 for event in counts]
-    host = [event["args"]["host"] / 2**20 for event in counts]
-    both = [a + b for a, b in zip(device, host, strict=True)]
-    axes.fill_between(at, device, step="post", color=GREY, label="on the device, raw")
-    axes.fill_between(at, both, device, step="post", color=SKY, label="on the host, encoded")
-    axes.set(ylabel="saved tensors, MiB", ylim=(0, None))
-    axes.legend(fontsize=8, loc="upper left")
-    axes.grid(alpha=0.3)
-
-
-def _draw_tracks(events: list[dict[str, Any]], axes: Axes) -> None:
-    used = sorted({event["tid"] for event in events})  # a CPU has no copies
-    for name, colour in COLOURS.items():
-        for i, track in enumerate(used):
-            spans = [
-                (event["ts"] / 1e3, event["dur"] / 1e3)
-                for event in events
-                if event["name"] == name and event["tid"] == track
-            ]
-            if spans:
-                axes.broken_barh(spans, (i - 0.4, 0.8), facecolors=colour, label=name)
-    labels = [TRACKS[track - 1] for track in used]
-    axes.set(xlabel="time, ms", yticks=range(len(used)), yticklabels=labels)
-    axes.invert_yaxis()
-    shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-    axes.legend(shown.values(), shown.keys(), fontsize=8, ncols=5, loc="upper right")
-    axes.grid(alpha=0.3, axis="x")
-
-
 def rows(recording: Recording) -> list[tuple[str, ...]]:
     """A row per module, of `COLUMNS`."""
     return [
@@ -250,18 +181,3 @@ def record(recording: Recording) -> dict[str, Any]:
         "swapping_s": recording.swapping_us / 1e6,
         "rows": [dict(zip(COLUMNS, row, strict=True)) for row in rows(recording)],
     }
-
-
-def page(recording: Recording, title: str) -> str:
-    """An HTML page that contains the picture: it opens from disk, without a network."""
-
-    def cells(tag: str, values: tuple[str, ...]) -> str:
-        return "".join(f"<{tag}>{escape(visible(value))}</{tag}>" for value in values)
-
-    return _PAGE.format(
-        title=escape(visible(title)),
-        summary=escape(summary(recording)),
-        picture=base64.b64encode(picture(recording)).decode(),
-        head=cells("th", COLUMNS),
-        body="".join(f"<tr>{cells('td', row)}</tr>" for row in rows(recording)),
-    )

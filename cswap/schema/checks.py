@@ -40,10 +40,10 @@ class Checks:
         error: the class of the errors.
 
     >>> from cswap.errors import ConfigError
-    >>> Checks(ConfigError).count("plan.order[1]", -1)
+    >>> Checks(ConfigError).count("plan.budget_bytes", -1)
     Traceback (most recent call last):
     ...
-    cswap.errors.ConfigError: plan.order[1]=-1: must be an integer >= 0.
+    cswap.errors.ConfigError: plan.budget_bytes=-1: must be an integer >= 0.
     """
 
     error: type[ConfigError]

@@ -62,8 +62,6 @@ class Plan:
         hardware: name of the hardware profile that the plan was made for.
         predicted: figures of the plan's simulation: ``step_s``, ``peak_bytes``, ...
         trace_fingerprint: fingerprint of the trace that the plan was made for.
-        order: the trace's operators in the order in which a simulation runs them; empty: the
-            trace's own order. An engine always runs the model's own order.
     """
 
     decisions: Mapping[int, Decision] = field(default_factory=dict)
@@ -72,7 +70,6 @@ class Plan:
     hardware: str = ""
     predicted: Mapping[str, float] = field(default_factory=dict)
     trace_fingerprint: str = ""
-    order: tuple[int, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, for JSON; fields with their defaults are left out.
@@ -82,8 +79,8 @@ class Plan:
         """
         decisions = {str(position): _entry(d) for position, d in self.decisions.items()}
         about = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "decisions"}
-        about |= {"predicted": dict(self.predicted), "order": list(self.order)}
-        kept = {name: value for name, value in about.items() if value not in ("", None, {}, [])}
+        about["predicted"] = dict(self.predicted)
+        kept = {name: value for name, value in about.items() if value not in ("", None, {})}
         return {"version": VERSION, "decisions": decisions} | kept
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -122,7 +119,6 @@ class Plan:
             _CHECK.count("plan.budget_bytes", budget_bytes, most=MOST_MEMORY)
         data["decisions"] = _decisions(data.get("decisions", {}))
         data["predicted"] = _CHECK.numbers("plan.predicted", data.get("predicted", {}))
-        data["order"] = _order(data.get("order", ()))
         return Plan(**data)
 
 
@@ -165,12 +161,3 @@ def _decision(key: Any, value: Any) -> Decision:
     if not isinstance(module, str):
         raise ConfigError(f"{where}.module={shown(module)}: must be the path of a module.")
     return Decision(**entry)
-
-
-def _order(value: Any) -> tuple[int, ...]:
-    order = _CHECK.items("plan.order", value)
-    for place, operator in enumerate(order):
-        _CHECK.count(f"plan.order[{place}]", operator)
-    if sorted(order) != list(range(len(order))):
-        raise ConfigError(f"plan.order: must name each of its {len(order)} operators once.")
-    return order

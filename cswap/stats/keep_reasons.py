@@ -51,8 +51,9 @@ REASONS: Final[dict[str, Reason]] = {
         "the memory goal leaves room for it", "ask for less with fit=, or for more time, slowdown="
     ),
     "host_limit": Reason("no room in host memory", "raise host_limit=, or name a spill_dir="),
-    "disk": Reason(
-        "the disk tier was full or could not be written", "raise spill_limit=, or free the disk"
+    "disk": Reason("the disk tier was full or could not be written", "free the disk"),
+    "modified": Reason(
+        "changed in place after it was saved", "replace the in-place operator, if it matters"
     ),
     "layout": Reason(
         "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"

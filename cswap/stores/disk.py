@@ -82,18 +82,13 @@ class DiskStore:
 
     _spill: SpillFile | None
 
-    def __init__(self, parent: Path, limit: int | None) -> None:
-        """Make the file.
-
-        Args:
-            parent: existing directory.
-            limit: largest size of the file, in bytes; None: no limit.
+    def __init__(self, parent: Path) -> None:
+        """Make the file. Args: parent: existing directory.
 
         Raises:
             OSError: the file cannot be made.
         """
         self._parent = parent.resolve()
-        self._limit = limit
         self._closed = False
         self.begin_empty()
         _stores.add(self)
@@ -107,19 +102,14 @@ class DiskStore:
         self.in_use_bytes = 0
         self.peak_bytes = 0
 
-    def write(self, payload: torch.Tensor) -> DiskFile | None:
-        """Write payload [nbytes] uint8 (CPU); None if the limit is reached.
+    def write(self, payload: torch.Tensor) -> DiskFile:
+        """Write payload [nbytes] uint8 (CPU).
 
         Raises:
             OSError: the disk is full or fails. Nothing is kept then.
         """
-        nbytes = payload.numel()
-        if self._limit is not None and self.in_use_bytes + nbytes > self._limit:
-            return None  # before the checksum reads all bytes
         data = memoryview(payload.numpy().data)
-        file = self._reserve(nbytes, zlib.crc32(data))
-        if file is None:
-            return None
+        file = self._reserve(payload.numel(), zlib.crc32(data))
         try:
             _write(file, data)
         except BaseException:
@@ -175,13 +165,11 @@ class DiskStore:
         if self._closed and not self._live:
             self._spill = None
 
-    def _reserve(self, nbytes: int, checksum: int) -> DiskFile | None:
+    def _reserve(self, nbytes: int, checksum: int) -> DiskFile:
         # The lock covers the places and the making of the file. Bytes are written without it, so
         # that a slow disk does not block other threads.
         with self._lock:
             offset = self._first_gap(nbytes)
-            if self._limit is not None and offset + nbytes > self._limit:
-                return None
             if self._spill is None:
                 self._spill = SpillFile(self._parent)
             file = DiskFile(self._spill, offset, nbytes, checksum)

@@ -436,15 +436,6 @@ def test_a_process_that_exits_meanwhile_does_so_cleanly(tmp_path, runs, forked):
     assert not list(tmp_path.glob("calibration/*.lock"))
 
 
-def test_the_fits_are_drawn(quick, tmp_path):
-    pytest.importorskip("matplotlib")
-    picture = tmp_path / "fits.png"
-    result = CliRunner().invoke(cli.app, ["calibrate", "--plot", str(picture)])
-    assert result.exit_code == 0, result.output
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
-    assert "while both are busy" in result.output
-
-
 def test_a_device_that_cannot_be_measured_is_named():
     with pytest.raises(UnsupportedError, match="device='tpu'"):
         calibrate.measure("zvc", "tpu")

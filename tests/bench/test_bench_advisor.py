@@ -13,47 +13,33 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from bench.__main__ import app
-from bench.advisor import command, forced
-from bench.advisor.cells import cheapest
+from bench.advisor import command
 from bench.advisor.report import KEYS
-from bench.advisor.truth import LOSSLESS
 from cswap.advisor import calibrate, link
 
 
 @pytest.mark.parametrize(
-    ("models", "codecs"),
+    "models",
     [
-        pytest.param(("cnn",), ("raw", "zvc"), id="few", marks=pytest.mark.slow),
-        pytest.param(("cnn", "gpt"), LOSSLESS, id="all", marks=pytest.mark.slow),
+        pytest.param(("cnn",), id="few", marks=pytest.mark.slow),
+        pytest.param(("cnn", "gpt"), id="all", marks=pytest.mark.slow),
     ],
 )
-def test_every_cell_is_compared_and_the_oracle_is_the_best(models, codecs, tmp_path, monkeypatch):
+def test_every_cell_is_compared_and_the_oracle_is_the_best(models, tmp_path, monkeypatch):
     monkeypatch.setattr(command, "MODELS", models)
-    monkeypatch.setattr(forced, "LOSSLESS", codecs)
     monkeypatch.setattr(command, "N_THREADS", 1)
     monkeypatch.setattr(calibrate, "ROUNDS", 1)
     monkeypatch.setattr(link, "ROUNDS", 1)
     monkeypatch.setitem(calibrate.SIZES, "cpu", (1 << 14, 1 << 16, 1 << 18))
     monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))  # the command sets one of its own
-    monkeypatch.setattr(forced, "WARM", 1)
     out = tmp_path / "advisor.json"
     result = CliRunner().invoke(app, ["advisor", "--quick", "--out", str(out)])
     assert result.exit_code == 0, result.output
     found = json.loads(out.read_text())
-    assert len(found["cells"]) == (len(models) + 1) * 4 * 2  # one unseen; machines, modes
+    assert len(found["cells"]) == (len(models) + 1) * 2  # one unseen; modes
     assert {row["model"] for row in found["cells"] if row["unseen"]} == {"lstm"}
     for row in found["cells"]:
         best = row["oracle_s"] * (1 - 1e-9)
         assert all(row[key] >= best for key in KEYS.values()), row
-        assert row["simulated"] is (row["machine"] != "this CPU")
-    simulated = [row for row in found["cells"] if row["simulated"]]
-    assert all(r["advisor_s"] <= 1.05 * r["oracle_s"] for r in simulated if not r["unseen"])
     assert found["prediction"]["bitpack"]["median"] < 0.03
     assert out.with_suffix(".png").read_bytes()[:4] == b"\x89PNG"
-    assert set(found["training"]) == {"cnn", "gpt"}
-    assert all(set(rows) == {"auto", *codecs} for rows in found["training"].values())
-
-
-def test_the_cheapest_depends_on_the_price():
-    row = {"raw": (0.0, 100.0), "zvc": (1.0, 40.0), "zvc+int8": (2.0, 10.0)}
-    assert [cheapest(row, price) for price in (0.0, 0.02, 0.1)] == ["raw", "zvc", "zvc+int8"]

@@ -13,7 +13,7 @@ import pytest
 
 pytest.importorskip("typer")
 
-from bench.gpu import codecs, command, link, swap, tables, targets, training
+from bench.gpu import codecs, command, link, swap, tables, training
 from bench.gpu.report import BrokenDeviceError, Deadline, OutOfTimeError, Report
 from bench.workloads.methods import ORACLE
 
@@ -166,7 +166,6 @@ def test_the_most_valuable_measurements_of_all_parts_come_first(tmp_path, monkey
     parts = ["codecs", "link", "swap", "training"]
     with monkeypatch.context() as patch:
         patch.setattr(tables, "markdown", lambda _: "")
-        patch.setattr(targets, "lines", lambda _: [])
         code = command.measure(METER, GPU, tmp_path, parts, Deadline(None))
     assert code == 0
     n_first = len(parts) - 1 + len(training.FIRST)
@@ -185,7 +184,6 @@ def test_the_most_valuable_measurements_can_be_all(tmp_path, monkeypatch, only_f
 
     monkeypatch.setattr(swap, "run", run)
     monkeypatch.setattr(tables, "markdown", lambda _: "")
-    monkeypatch.setattr(targets, "lines", lambda _: [])
     for _ in range(2):
         command.measure(METER, GPU, tmp_path, ["swap"], Deadline(None), only_first=only_first)
     assert plans[0] == swap.FIRST
@@ -202,7 +200,6 @@ def test_the_first_measurements_are_part_of_all():
         assert all(method in training.ALL for method in plan.methods)
         assert plan.n_steps == training.Plan().n_steps
     assert set(link.FIRST.sizes) <= set(link.Plan().sizes)
-    assert set(link.FIRST.blocks) <= set(link.Plan().blocks)
     assert link.FIRST.within_s == link.Plan().within_s
     assert set(swap.FIRST.sizes) <= set(swap.Plan().sizes)
     assert swap.FIRST.rounds == swap.Plan().rounds

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -18,12 +16,10 @@ from cswap.advisor.link import Link
 from cswap.errors import ConfigError, HardwareError
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import list_hardware, load_hardware
-from cswap.plan.planner import Row
-from cswap.plan.simulate import simulate, smallest_feasible_budget
+from cswap.plan.simulate import smallest_feasible_budget
 from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.plan.this_machine import this_machine
-from cswap.report import planning
-from cswap.schema.plan import Decision, Plan
+from cswap.schema.plan import Plan
 
 pytest.importorskip("typer")
 
@@ -70,20 +66,14 @@ def test_the_table_says_that_encodings_count_on_a_cpu(trace, tmp_path):
     assert "encodings count in the budget" in result.output
 
 
-def test_plans_that_do_not_fit_or_only_simulate_take_one_line(trace):
+def test_a_plan_that_does_not_fit_takes_one_line(trace):
     path, made = trace
     hardware = load_hardware("v100-pcie3")
     tight = ("--budget", smallest_feasible_budget(made, hardware))
     result = invoke("plan", path, "--hardware", "v100-pcie3", *tight, "--policy", "none,capuchin")
     assert result.exit_code == 0, result.output
     rows = [row for row in result.output.splitlines() if row.startswith(("none", "capuchin"))]
-    assert [row.rstrip().endswith("no plan fits") for row in rows] == [True, False]
-    plan = Plan({0: Decision("keep")}, order=(*range(len(made.operators)),))
-    row = Row("home", simulate(made, hardware, plan), plan, 0.1, 1.0)
-    assert planning.cells(row)[-1] == "simulated only"
-    assert planning.record(row)["obstacles"] == [
-        "an order of operators that is not the model's own",
-    ]
+    assert ["no plan fits" in row for row in rows] == [True, False]
 
 
 def test_rows_as_json(trace):
@@ -141,18 +131,3 @@ def test_this_machine_is_a_profile_once_it_is_calibrated(tmp_path, monkeypatch):
     assert found.flops["float32"].achievable > 1e8
     assert load_hardware(found.to_dict()) == found
     assert cswap.load_hardware(found) is found
-
-
-def test_what_libraries_print_is_not_in_the_output():
-    script = (
-        "import ctypes\n"
-        "from cswap.commands.planning import libraries_to_stderr\n"
-        "with libraries_to_stderr(True):\n"
-        "    ctypes.CDLL(None).puts(b'noise')\n"
-        "print('result')\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    assert done.stdout == "result\n"
-    assert "noise" in done.stderr

@@ -6,6 +6,7 @@ of other types and sizes, keys renamed, doubled or left out, deep nesting, absur
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import json
@@ -81,7 +82,7 @@ def with_odd_value(data: bytes, rnd: Random) -> bytes:
         parent = functools.reduce(lambda whole, part: whole[part], path, document)
         what = rnd.randrange(5)
         if what <= 1:
-            parent[key] = rnd.choice(ODD)
+            parent[key] = copy.deepcopy(rnd.choice(ODD))  # it may be changed next
         elif what == 2:
             parent.pop(key, None) if isinstance(parent, dict) else parent.pop(key)
         elif what == 3 and isinstance(parent, dict):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import faulthandler
+import os
 from collections import Counter
 
 import pytest
@@ -133,8 +135,16 @@ def test_a_verified_tensor_whose_encode_fails_late_stays(machine, monkeypatch):
     assert torch.equal(engine.unpack(packed), value)
 
 
-def test_with_a_full_disk_the_hosts_memory_has_a_bound(machine, tmp_path):
-    options = {"spill_dir": tmp_path, "spill_limit": 1 << 16, "host_limit": 2 * MIB}
+def test_with_a_full_disk_the_hosts_memory_has_a_bound(machine, tmp_path, monkeypatch):
+    write = os.pwrite
+
+    def of_64_kib(descriptor, data, offset):
+        if offset + len(data) > 1 << 16:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", of_64_kib)
+    options = {"spill_dir": tmp_path, "host_limit": 2 * MIB}
     engine = machine.engine("raw", **options)
     for _ in range(2):
         engine.begin_step()

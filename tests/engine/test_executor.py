@@ -303,7 +303,7 @@ def test_over_a_link_a_host_limit_keeps_a_tensor_or_its_encoding(make):
 
 @pytest.fixture
 def disk(tmp_path):
-    store = DiskStore(tmp_path, None)
+    store = DiskStore(tmp_path)
     yield store
     store.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from dataclasses import replace
-from functools import partial
 
 import pytest
 import torch
@@ -16,7 +15,6 @@ from cswap.engine.order.plan_follower import PlanFollower
 from cswap.engine.replay.again_slot import AgainSlot
 from cswap.engine.saved import reclaim
 from cswap.engine.transfer import device_lanes
-from cswap.errors import ConfigError
 from cswap.plan import planner
 from cswap.plan.hardware import load_hardware
 from cswap.plan.measure import measure
@@ -24,7 +22,6 @@ from cswap.plan.policies import home
 from cswap.plan.simulate import smallest_feasible_budget
 from cswap.plan.simulator.lifetimes import live_bytes
 from cswap.recompute import modules_to_recompute
-from cswap.schema.executable import obstacles
 from cswap.schema.plan import Action, Decision, Plan
 from tests.devices.sim import SimDevice
 
@@ -137,15 +134,6 @@ def test_a_module_of_which_all_is_to_be_recomputed_is():
     assert handle.stats.fallbacks == 0
     assert [module.forward for module in model] == forwards
     assert equal(gradients(model), expected)
-
-
-def test_a_plan_with_an_order_of_its_own_is_refused():
-    model = make_model()
-    kept = plan_of(model, action="keep")
-    assert obstacles(Plan(kept)) == []
-    for refused in (partial(cswap.install, model), cswap.install, cswap.swapping):
-        with pytest.raises(ConfigError, match="cannot follow it: an order of operators"):
-            refused(plan=Plan(kept, order=(0,)), min_bytes=0)
 
 
 class Mlp(nn.Module):

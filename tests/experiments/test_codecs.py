@@ -1,4 +1,4 @@
-"""`python -m bench codecs`: synthetic families, crossovers, pictures and the result file."""
+"""`python -m bench codecs`: synthetic families, pictures and the result file."""
 
 from __future__ import annotations
 
@@ -17,8 +17,6 @@ from typer.testing import CliRunner
 from bench.__main__ import app
 from bench.codecs import command
 from bench.codecs import synthetic as families
-from bench.codecs import tables as codec_report
-from bench.codecs.crossovers import Cost, crossings, crossovers
 from bench.codecs.plots import draw
 from bench.codecs.synthetic import (
     SHARES,
@@ -150,32 +148,6 @@ def test_a_lossy_codec_that_leaves_something_of_zeros_is_told():
     assert rows["zvc"].ratio > 10
 
 
-def exact(*values):
-    return [Cost(v, v, v) for v in values]
-
-
-def test_curves_cross_where_their_lines_meet():
-    x = [0.0, 0.5, 1.0]
-    (found,) = crossings(x, exact(1, 2, 3), exact(3, 2.5, 2))
-    assert found == pytest.approx((2 / 3, 7 / 3, True))
-    assert list(crossings(x, exact(1, 2, 3), exact(1, 2, 3))) == []
-    assert list(crossings(x, exact(1, 2, 3), exact(2, 3, 4))) == []
-    # equal for a while, as where both fall back to raw, and then apart: nothing was better before
-    assert list(crossings(x, exact(1, 1, 3), exact(1, 1, 2))) == []
-    # touching in a point of the sweep
-    assert list(crossings(x, exact(1, 2, 3), exact(2, 2, 2))) == [(0.5, 2, True)]
-    # there and back
-    assert [c[0] for c in crossings(x, exact(1, 3, 1), exact(2, 2, 2))] == [0.25, 0.75]
-
-
-def test_curves_whose_ranges_overlap_do_not_cross():
-    near = [Cost(1, 1.9, 3), Cost(1, 2.1, 3), Cost(1, 1.9, 3)]
-    assert list(crossings([0, 1, 2], near, [Cost(1, 2, 3)] * 3)) == []
-    apart = [Cost(1, 1, 1), Cost(1, 3, 5), Cost(9, 9, 9)]
-    (found,) = crossings([0, 1, 2], apart, [Cost(4, 4, 4)] * 3)
-    assert found == pytest.approx((1 + 1 / 6, 4, True))
-
-
 def sweep(codec, ratios, seconds):
     times = [{"low_s": s, "median_s": s, "high_s": s} for s in seconds]
     return [
@@ -196,17 +168,6 @@ def sweep(codec, ratios, seconds):
     ]
 
 
-def test_crossovers_are_told_with_their_value(tmp_path):
+def test_a_sweep_is_drawn(tmp_path):
     rows = [*sweep("zvc", [1, 2, 10], [1, 1, 1]), *sweep("csr", [1, 1.6, 20], [2, 1.5, 0.5])]
-    document = {"rows": rows[::-1]}
-    found = {c.quantity: c for c in crossovers(document)}
-    # 1/ratio: zvc 0.5 -> 0.1, csr 0.625 -> 0.05: they meet after 5/7 of the way
-    assert found["ratio"].zeros == pytest.approx(0.5 + 0.5 * 5 / 7)
-    assert 1 / found["ratio"].value == pytest.approx(0.5 - 0.4 * 5 / 7)
-    assert (found["ratio"].below, found["ratio"].above) == ("zvc", "csr")
-    assert found["encode"].zeros == pytest.approx(0.75)
-    assert found["encode"].value == pytest.approx(1.0)  # 1 GB in a second
-    grid = codec_report.crossover_grid(document)
-    assert grid.headings[3:] == ("zvc, csr", "zvc, rle", "csr, rle")
-    assert grid.rows[0] == ("random zeros", "float32", "ratio", "csr from 86%", "-", "-")
-    assert [p.name for p in draw(document, tmp_path, "x")] == ["x-sparsity-float32.png"]
+    assert [p.name for p in draw({"rows": rows}, tmp_path, "x")] == ["x-sparsity-float32.png"]

@@ -98,14 +98,10 @@ def test_the_example_is_trained_and_reported_and_its_runs_go_on(bench, monkeypat
     assert found["models"]["halves"]["data"] == "noise with a brighter half"
     assert [row["policy"] for row in found["summary"]] == ["off", "int8"]
     page = (folder / "report.html").read_text("utf-8")
-    assert page.count("data:image/png;base64,") == 3
+    assert page.count("data:image/png;base64,") == 1
     assert "http" not in page  # opens without a network
     for text in ("In short", "undecided", "noise with a brighter half"):
         assert text in page
-    by_module = {one["module"]: one["codec"] for one in found["choices"]["halves"]["int8"]}
-    assert set(by_module) == {"1", "3"}  # the activations
-    assert any("int8" in codec for codec in by_module.values())
-    assert "<td>1 (ReLU)</td>" in page
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ BAD = [
     ({"verify": "maybe"}, ConfigError, "verify='maybe'"),
     ({"exclude": 3}, ConfigError, "exclude=3"),
     ({"spill_dir": "/nowhere/at/all"}, ConfigError, "existing, writable directory"),
-    ({"spill_limit": "1GiB"}, ConfigError, "needs spill_dir"),
+    ({"spill_limit": "1GiB"}, ConfigError, "spill_limit: no such option"),
     ({"bugdet": 1}, ConfigError, "Did you mean 'budget'"),
     ({"plan": {"version": 99}}, ConfigError, "plan.version=99"),
     ({"plan": "/no/such/plan.json"}, ConfigError, "cannot be read"),

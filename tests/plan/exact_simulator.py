@@ -38,7 +38,7 @@ class Replay:
         action: action by position, as for `Simulator.run`.
         codec: name of the codec by position.
         prefetch: operator index by position.
-        drain: whether operators wait for all swap-outs.
+        drain: whether operators and swap-ins wait for all swap-outs.
     """
 
     trace: Trace
@@ -181,8 +181,7 @@ class Replay:
     def _start_compute(self, forced: bool) -> None:
         if "compute" in self._jobs:
             return
-        leaving = self._lines["encode"] or self._lines["d2h"] or "d2h" in self._jobs
-        if self.drain and (leaving or ("codec" in self._jobs and self._encoding)):
+        if self._waits_for_swap_outs():
             return
         index = self._waiting()
         made, workspace = self._needs(index)
@@ -197,7 +196,7 @@ class Replay:
         self._look()
 
     def _start_h2d(self, forced: bool) -> None:
-        if "h2d" in self._jobs:
+        if "h2d" in self._jobs or self._waits_for_swap_outs():
             return
         reserve, wanted = 0, None
         if "compute" not in self._jobs:
@@ -216,6 +215,10 @@ class Replay:
         seconds = self._copy_s(tensor, self.hardware.h2d_bytes_per_s)
         self._jobs["h2d"] = Job(seconds, self._came(tensor))
         self._look()
+
+    def _waits_for_swap_outs(self) -> bool:
+        leaving = self._lines["encode"] or self._lines["d2h"] or "d2h" in self._jobs
+        return self.drain and bool(leaving or ("codec" in self._jobs and self._encoding))
 
     def _due(self) -> Item | None:
         """The next swap-in in the order of backward uses, if it may start now."""

@@ -284,7 +284,3 @@ def test_no_infeasible_candidate_beats_a_feasible_one():
     assert best.evaluations == 3
     np.testing.assert_array_equal(best.action, swap)
     assert penalised_s(simulator.run(swap, codec, starts), simulator) == good == best.cost_s
-
-
-def test_available_lists_only_policies_that_are_here():
-    assert {"none", "joint"} <= set(planner.available()) <= set(planner.POLICIES)

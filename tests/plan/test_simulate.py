@@ -11,7 +11,8 @@ from cswap.codecs.traits import CodecRate
 from cswap.errors import ConfigError, InternalError
 from cswap.plan.hardware import Hardware
 from cswap.plan.simulate import CAUSES, Simulator, simulate, smallest_feasible_budget
-from cswap.plan.simulator import state
+from cswap.plan.simulator import simulator as simulator_module
+from cswap.plan.simulator import state, tables
 from cswap.plan.simulator.lifetimes import SWAPPABLE_ROLES, lifetimes, live_bytes
 from cswap.schema.plan import Decision, Plan
 from cswap.schema.trace import Trace, TraceOperator, TraceTensor
@@ -93,9 +94,22 @@ def test_uniform_chain_forward_is_the_slower_of_compute_and_copy_per_stage(copy_
     assert result.step_s == pytest.approx(turn_s + back_s, rel=1e-9)
 
 
+@pytest.fixture
+def draining(monkeypatch):
+    """Operators and swap-ins wait for all swap-outs, as in the runs without time."""
+
+    def built(*arguments):
+        template = tables.build(*arguments)
+        template.step["drain"] = 1
+        return template
+
+    monkeypatch.setattr(simulator_module, "build", built)
+
+
+@pytest.mark.usefixtures("draining")
 def test_codec_adds_its_times_and_divides_the_copies():
     hardware = machine(codecs={"zvc": CodecRate(4000.0, 8000.0, 0.125)})
-    simulator = Simulator(chain(1, 1.0, 1_000_000, ratio=4.0), hardware, drain=True)
+    simulator = Simulator(chain(1, 1.0, 1_000_000, ratio=4.0), hardware)
     result = simulator.run(*arrays(simulator, 1, codec=1))
     encode_s, decode_s, copy_s = 250.125, 125.125, 0.25
     assert result.step_s == pytest.approx(3.0 + encode_s + decode_s + 2 * copy_s, rel=1e-9)
@@ -210,13 +224,14 @@ def test_recomputation_runs_the_segment_once_and_keeps_what_it_saved():
     assert result.peak_bytes == n * 1000
 
 
+@pytest.mark.usefixtures("draining")
 def test_sections_leave_one_by_one():
     """A section is copied out while the next is encoded."""
     trace = chain(1, 1.0, 1_000_000, ratio=4.0)
     hardware = machine(codecs={"zvc": CodecRate(1e6, 1e15, 0.0)})
-    whole = simulate(trace, hardware, Plan({0: Decision("swap", "zvc")}), drain=True)
+    whole = simulate(trace, hardware, Plan({0: Decision("swap", "zvc")}))
     sections = Plan({0: Decision("swap", "zvc", section_bytes=250_000)})
-    cut = simulate(trace, hardware, sections, drain=True)
+    cut = simulate(trace, hardware, sections)
     assert whole.step_s == pytest.approx(3 + 1.0 + 0.25 + 0.25, rel=1e-6)
     assert cut.step_s == pytest.approx(3 + 1.0 + 5 * 0.0625, rel=1e-6)
     assert cut.peak_bytes < whole.peak_bytes
@@ -331,7 +346,8 @@ def random_case(seed, *, unified=False):
     hardware = replace(random_machine(rng, exact), unified=unified)
     floor, full = smallest_feasible_budget(trace, hardware), max(live_bytes(trace))
     budget = rng.choice([floor, full, int(floor + (full - floor) * rng.random()), int(floor * 0.9)])
-    simulator = Simulator(trace, hardware, budget, drain=rng.random() < 0.1)
+    simulator = Simulator(trace, hardware, budget)
+    simulator._template.step["drain"] = rng.random() < 0.1
     n = len(simulator.saved)
     action = np.array([rng.choice([0, 1, 1, 1, 2]) for _ in range(n)], np.int8)
     codec = np.array([rng.choice([0, 0, 1, 2]) for _ in range(n)], np.int8)

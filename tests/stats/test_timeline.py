@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-import sys
 import time
-from typing import TYPE_CHECKING
 
 import pytest
 import torch
@@ -24,9 +21,6 @@ pytest.importorskip("matplotlib")
 from typer.testing import CliRunner
 
 from cswap import cli
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @pytest.fixture
@@ -111,26 +105,16 @@ def test_the_bytes_held_come_back_to_nothing(recorded):
     assert max(c["device"] for c in counts) >= 512 * 256 * 4
 
 
-def test_a_page_and_a_picture_are_made(recorded, tmp_path):
+def test_the_table_has_every_tensor(recorded):
     path, swapped = recorded
     result = CliRunner().invoke(cli.app, ["report", str(path)], env={"COLUMNS": "200"})
     assert result.exit_code == 0, result.output
-    page = path.with_suffix(".html").read_text()
-    assert "data:image/png;base64," in page
-    text = re.sub(r"base64,[^\"]*", "", page)  # which may spell anything
-    assert "http" not in text.replace("https://ui", "")  # opens without a network
-    picture = tmp_path / "step.png"
-    result = CliRunner().invoke(cli.app, ["report", str(path), "--out", str(picture)])
-    assert result.exit_code == 0, result.output
-    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+    assert "Recorded: " in result.output
     totals = report.by_module(report.load(path))
     assert sum(t.tensors for t in totals.values()) == swapped
 
 
-def test_wrong_files_and_names_are_refused(recorded, tmp_path):
-    path, _ = recorded
-    result = CliRunner().invoke(cli.app, ["report", str(path), "--out", "step.svg"])
-    assert isinstance(result.exception, ConfigError)
+def test_wrong_files_are_refused(tmp_path):
     other = tmp_path / "other.json"
     other.write_text('{"traceEvents": []}')
     with pytest.raises(ConfigError, match="not written by"):
@@ -181,32 +165,7 @@ def test_the_time_of_the_recorded_block_is_known(tmp_path):
     assert 0 < data["swapping_s"] < data["recorded_s"] - 0.2
 
 
-def test_a_picture_has_the_lanes_that_have_events(recorded, monkeypatch):
-    path, _ = recorded
-    figures: list[Figure] = []
-    monkeypatch.setattr(report, "png_of", figures.append)
-    recording = report.load(path)
-    report.picture(recording)
-    labels = {label.get_text() for label in figures[0].axes[1].get_yticklabels()}
-    assert labels == {TRACKS[event["tid"] - 1] for event in recording.spans}
-    assert "d2h" not in labels  # a CPU copies nothing
-
-
-def test_without_matplotlib_there_is_a_table_and_data(recorded, monkeypatch):
-    path, _ = recorded
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    result = CliRunner().invoke(cli.app, ["report", str(path), "--format", "json"])
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.output)["rows"][0]["saved in"]
-    result = CliRunner().invoke(cli.app, ["report", str(path)], env={"COLUMNS": "200"})
-    assert result.exit_code == 0, result.output
-    assert "No page: pictures need matplotlib" in result.output
-    assert not path.with_suffix(".html").exists()
-    result = CliRunner().invoke(cli.app, ["report", str(path), "--out", "x.png"])
-    assert isinstance(result.exception, ConfigError)
-
-
-def test_over_a_link_copies_are_drawn_too():
+def test_over_a_link_copies_are_there_too():
     engine = SwapEngine(cswap.SwapConfig(codec="zvc", min_bytes=0), device=SimDevice(0))
     with engine.trace() as timeline:
         packed = engine.pack(torch.randn(1 << 12))

@@ -265,7 +265,7 @@ class Part:
         self.pending: torch.Tensor | None = None
         self.kept: torch.Tensor | None = None
         self.file: DiskFile | None = None
-        self.writing: Future[DiskFile | None] | None = None
+        self.writing: Future[DiskFile] | None = None
 
     def of(self, x: torch.Tensor) -> torch.Tensor:
         """This part of the elements x [n]."""

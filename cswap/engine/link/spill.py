@@ -72,13 +72,12 @@ class Spill:
         if not writing.done():
             return False
         error = writing.exception()
-        file = None if error is not None else writing.result()
         part.writing = None
-        if file is not None:
-            part.file, part.host = file, None
+        if error is None:
+            part.file, part.host = writing.result(), None
         else:  # it stays where it is, and later ones stay on the device
             self._is_full = True
-            self._counters.fall_back("disk", error or "spill_limit reached", "tensors stay")
+            self._counters.fall_back("disk", error, "tensors stay")
             if part.host is not None:
                 part.region.host_bytes += part.host.numel()
                 self._counters.moves.append((0, part.host.numel(), *NO_TENSOR))
@@ -127,7 +126,7 @@ class Spill:
         if writing is not None:
             writing.add_done_callback(self._release_written)
 
-    def _release_written(self, writing: Future[DiskFile | None]) -> None:
+    def _release_written(self, writing: Future[DiskFile]) -> None:
         file = None if writing.exception() is not None else writing.result()
         if file is not None:
             self._release(file)

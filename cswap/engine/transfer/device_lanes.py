@@ -351,7 +351,7 @@ def disk_store(config: SwapConfig) -> DiskStore | None:
     if config.spill_dir is None:
         return None
     try:
-        return DiskStore(Path(config.spill_dir), optional_int(config.spill_limit))
+        return DiskStore(Path(config.spill_dir))
     except OSError as error:
         raise ConfigError(
             f"spill_dir={str(config.spill_dir)!r}: cannot be written: {error.strerror}. "

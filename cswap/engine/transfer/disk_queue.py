@@ -35,8 +35,8 @@ class DiskQueue:
         self._waiting_bytes = 0
         self._read: dict[DiskFile, Future[torch.Tensor]] = {}
 
-    def write(self, payload: torch.Tensor) -> Future[DiskFile | None]:
-        """Write payload [nbytes] uint8; the file, or None if the store's limit is reached.
+    def write(self, payload: torch.Tensor) -> Future[DiskFile]:
+        """Write payload [nbytes] uint8.
 
         Waits while too many encodings wait. The future raises `OSError` if the disk fails.
         """

@@ -93,12 +93,9 @@ class InLine:
         if self._disk is None:
             raise NoRoomError("host_limit", "full, and no spill_dir")
         try:
-            file = self._disk.write(_bytes(payload, nbytes))
+            return self._disk.write(_bytes(payload, nbytes))
         except OSError as error:
             raise NoRoomError("disk", without_frames(error)) from None
-        if file is None:
-            raise NoRoomError("disk", "spill_limit reached")
-        return file
 
     # ------------------------------------------------------------------- back
 

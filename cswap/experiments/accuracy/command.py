@@ -14,8 +14,14 @@ from cswap.experiments.accuracy import pilot, study, sweep
 from cswap.experiments.accuracy.own_task import OwnTask
 from cswap.experiments.accuracy.train import POLICIES, SETTLING
 from cswap.experiments.accuracy.verdict import FEWEST_SEEDS
-from cswap.experiments.launchers import LOCAL, JobsOption, Launcher, LauncherOption
-from cswap.experiments.options import RESULTS, Again, names, needs, writable_folder
+from cswap.experiments.options import (
+    RESULTS,
+    Again,
+    JobsOption,
+    names,
+    needs,
+    writable_folder,
+)
 
 Policies = Annotated[str, typer.Option(help=f"Some of {', '.join(POLICIES)}; off is always one.")]
 Seeds = Annotated[
@@ -50,7 +56,6 @@ def main(
     quick: Quick = False,
     again: Again = False,
     only_pilot: Pilot = False,
-    launcher: LauncherOption = LOCAL,
     jobs: JobsOption = 1,
 ) -> None:
     """Accuracy against latency of your own model: off, lossless, bf16, int8, fp8, int4.
@@ -59,8 +64,7 @@ def main(
     """
     if not task:
         raise ConfigError("bench accuracy: name your task: --task my.py:make_task.")
-    torch.set_num_threads(1)  # as in the processes of a launcher: sums in the same order
-    launched = Launcher(launcher, jobs)
+    torch.set_num_threads(1)  # as in other processes: sums in the same order
     n_steps = study.QUICK["steps"] if quick and steps is None else steps
     if n_steps is not None and n_steps <= SETTLING:
         raise ConfigError(f"--steps {n_steps}: the first {SETTLING} are not counted; give more.")
@@ -86,8 +90,8 @@ def main(
         settings,
         source,
         writable_folder(Path(out) if out else folder),
-        launched,
-        Console(quiet=not launched.reports),
+        jobs,
+        Console(),
     )
     if only_pilot:
         pilot.command(experiment, again=again)

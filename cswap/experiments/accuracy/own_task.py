@@ -59,7 +59,7 @@ def load(spec: str, n_steps: int | None) -> Task:
 
 @dataclass(frozen=True, slots=True)
 class OwnTask:
-    """Where a user's task comes from, for processes of a launcher: each loads it once.
+    """Where a user's task comes from, for processes that train: each loads it once.
 
     Attributes:
         spec: ``FILE.py:FUNCTION``.

@@ -1,4 +1,4 @@
-"""The accuracy experiment's pictures: Pareto plots, gradient errors, training losses."""
+"""The accuracy experiment's picture: cost in accuracy and loss against the latency saved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from cswap.palette import BLACK, BLUE, GREY, ORANGE, PURPLE, SKY, VERMILION
 from cswap.report.figure import new_figure, png_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -31,11 +30,9 @@ GPU: Final = GPUS[0]
 """The others change the latencies, but hardly their reduction."""
 
 MARKERS: Final = {"cnn": "o", "resnet": "D", "vit": "s", "gpt": "^"}
-NOT_USED: Final = "not used"
-"""Cell of the heat map for a policy whose lossy codec took no tensor."""
 
-EXACT: Final = 1e-8
-"""Errors are drawn as at least this much, since the colours' scale is logarithmic."""
+ALT: Final = "change of accuracy and validation loss against the swap latency saved"
+"""Describes the picture for readers who do not see it."""
 
 
 def pareto(document: dict[str, Any], path: Path) -> None:
@@ -107,82 +104,3 @@ def _margins(axes: Axes, rows: list[dict[str, Any]]) -> None:
     for margin in within.values():
         axes.axhline(margin, color=GREY, lw=0.9, ls=":")
     place(axes, [(right, margin, f"margin of {model}") for model, margin in within.items()])
-
-
-def heat(document: dict[str, Any], path: Path) -> None:
-    """Relative error of gradients by policy and class of module, a panel per model."""
-    from matplotlib.colors import LogNorm
-
-    found = document["gradient_errors"]
-    n = max(1, len(found))
-    figure = new_figure(4 * n, 3.4)
-    panels = figure.subplots(1, n, squeeze=False)
-    for panel, (model, by_policy) in zip(panels[0], found.items(), strict=False):
-        kinds, values, words = heat_cells(by_policy)
-        if not values:
-            continue
-        panel.imshow(values, norm=LogNorm(EXACT, 1.0), cmap="cividis", aspect="auto")
-        for y, line in enumerate(words):
-            for x, word in enumerate(line):
-                ink = "w" if values[y][x] < 1e-4 else "k"
-                panel.text(x, y, word, ha="center", va="center", fontsize=7, color=ink)
-        panel.set(title=model, xticks=range(len(kinds)), yticks=range(len(by_policy)))
-        panel.set_xticklabels(kinds, rotation=30, ha="right", fontsize=8)
-        panel.set_yticklabels(list(by_policy), fontsize=8)
-    figure.suptitle("relative error of gradients, ||g - g_off|| / ||g_off||", fontsize=10)
-    path.write_bytes(png_of(figure))
-
-
-def heat_cells(
-    by_policy: dict[str, dict[str, float] | None],
-) -> tuple[list[str], list[list[float]], list[list[str]]]:
-    """The heat map's columns, and per policy its values and the words in its cells.
-
-    >>> heat_cells({"lossless": {"Linear": 0.0}, "int8": {"Linear": 0.013}, "int4": None})
-    (['Linear'], [[1e-08], [0.013], [nan]], [['0'], ['1.3e-02'], ['not used']])
-    """
-    kinds = sorted({kind for errors in by_policy.values() if errors for kind in errors})
-    values, words = [], []
-    for errors in by_policy.values():
-        if errors is None:
-            values.append([math.nan] * len(kinds))
-            words.append([NOT_USED] * len(kinds))
-        else:
-            line = [max(errors.get(kind, 0.0), EXACT) for kind in kinds]
-            values.append(line)
-            words.append(["0" if value <= EXACT else f"{value:.1e}" for value in line])
-    return kinds, values, words
-
-
-def curves(document: dict[str, Any], path: Path) -> None:
-    """Training losses of the first seed."""
-    models = document["settings"]["models"]
-    figure = new_figure(4 * len(models), 3.4)
-    panels = figure.subplots(1, len(models), squeeze=False)
-    for panel, model in zip(panels[0], models, strict=True):
-        for run in document["runs"]:
-            if run["model"] == model and run["seed"] == 0:
-                colour = COLOURS.get(run["policy"], GREY)
-                width = 3.5 if run["policy"] == "off" else 1.2
-                panel.plot(run["losses"], color=colour, lw=width, label=run["policy"])
-        panel.set(title=model, xlabel="training step", ylabel="cross entropy, nats")
-        panel.grid(alpha=0.3)
-    if panels[0][0].lines:  # an interrupted experiment may have no run yet
-        panels[0][0].legend(fontsize=7)
-    path.write_bytes(png_of(figure))
-
-
-DRAWN: Final[dict[str, tuple[Callable[[dict[str, Any], Path], None], str]]] = {
-    "pareto": (pareto, "change of accuracy and validation loss against the swap latency saved"),
-    "heat": (heat, "relative error of gradients by policy and class of module"),
-    "curves": (curves, "training loss by model and policy"),
-}
-"""Function that draws each picture, and a description for readers who do not see it, by name."""
-
-
-def draw(document: dict[str, Any], folder: Path) -> list[Path]:
-    """Write the pictures; returns their paths."""
-    paths = [folder / f"{name}.png" for name in DRAWN]
-    for path, (paint, _) in zip(paths, DRAWN.values(), strict=True):
-        paint(document, path)
-    return paths

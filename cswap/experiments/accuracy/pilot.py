@@ -57,7 +57,7 @@ def command(study: Study, *, again: bool = False) -> None:
     partial_ = Partial(out, kind="accuracy pilot", version=VERSION, settings=asked, again=again)
     models = asked["models"]
     wanted = {f"{model} {seed}": (model, seed) for model in models for seed in PILOT_SEEDS}
-    runs = partial_.parts(wanted, partial(_one, study.maker), study.launcher, study.console)
+    runs = partial_.parts(wanted, partial(_one, study.maker), study.jobs, study.console)
     rows = [_row(model, [r for r in runs if r["model"] == model]) for model in models]
     document = partial_.finish(runs=runs, rows=rows)
     for grid in grids(document):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.experiments.accuracy import choices
 from cswap.experiments.accuracy.summary import GPUS
 from cswap.experiments.accuracy.verdict import CONFIDENCE, FEWEST_SEEDS
 from cswap.experiments.grid import Grid
@@ -131,13 +130,8 @@ def table(document: dict[str, Any]) -> Grid:
 
 def grids(document: dict[str, Any]) -> list[Grid]:
     """The tables for a page."""
-    note = ["The codec that took most encodings of the tensor, and its ratio; of the first seed."]
     return [
         Grid(SHORT, list(short_rows(document)), "In short"),
         Grid(COLUMNS, list(rows(document)), "All figures", notes(document)),
-        *(
-            Grid(choices.headings(found), list(choices.rows(found)), f"Codecs by module: {m}", note)
-            for m, found in document.get("choices", {}).items()
-        ),
         Grid(("model", "sizes and data"), list(facts(document)), "Models"),
     ]

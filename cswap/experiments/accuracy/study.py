@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-    from cswap.experiments.launchers import Launcher
     from cswap.experiments.task import Task
 
 QUICK: Final = {"steps": 12, "seeds": 2}
@@ -28,14 +27,14 @@ class Study:
             that decides whether an unfinished run can be continued.
         maker: makes the task of a model; it can be pickled.
         folder: of the results.
-        launcher: runs the trainings.
+        jobs: processes that train.
         console: shows progress and table.
     """
 
     settings: dict[str, Any]
     maker: Callable[[str], Task]
     folder: Path
-    launcher: Launcher
+    jobs: int
     console: Console
 
 

@@ -10,8 +10,6 @@ import torch
 
 from cswap.experiments import results_page
 from cswap.experiments.accuracy import pictures, report
-from cswap.experiments.accuracy.choices import choices
-from cswap.experiments.accuracy.gradients import errors
 from cswap.experiments.accuracy.summary import summarise
 from cswap.experiments.accuracy.train import repeatable, train
 from cswap.experiments.files.resumable import Partial
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
     from cswap.experiments.task import Task
 
 FILE: Final = "results.json"
-VERSION: Final = 2
+VERSION: Final = 3
 
 
 def compare(study: Study, *, again: bool) -> dict[str, Any]:
@@ -42,13 +40,14 @@ def compare(study: Study, *, again: bool) -> dict[str, Any]:
         for seed in range(settings["seeds"][model])
     }
     work = partial(train_seed, study.maker, settings["policies"])
-    found = partial_.parts(wanted, work, study.launcher, study.console)
+    found = partial_.parts(wanted, work, study.jobs, study.console)
     content = _joined(list(wanted.values()), found)
     summary = summarise({"settings": settings, **content})
     document = partial_.finish(**content, summary=summary)
-    drawn = pictures.draw(document, study.folder)
+    drawn = study.folder / "pareto.png"
+    pictures.pareto(document, drawn)
     page = results_page.write(study.folder)
-    for path in (out, *drawn, page):
+    for path in (out, drawn, page):
         study.console.print(literal(f"Written: {path}"), soft_wrap=True)
     report.table(document).show(study.console, drop=report.DROPPED)
     return document
@@ -57,14 +56,9 @@ def compare(study: Study, *, again: bool) -> dict[str, Any]:
 def _joined(
     parts: Sequence[tuple[str, int]], found: Sequence[dict[str, Any]]
 ) -> dict[str, dict[str, Any] | list[Any]]:
-    # The parts' results as the file has them: facts, codecs and gradients are of the first seed.
-    first = [(model, one) for (model, seed), one in zip(parts, found, strict=True) if seed == 0]
-    return {
-        "runs": [run for one in found for run in one["runs"]],
-        "models": {model: one["facts"] for model, one in first},
-        "choices": {model: one["choices"] for model, one in first},
-        "gradient_errors": {model: one["gradient_errors"] for model, one in first},
-    }
+    # The parts' results as the file has them.
+    facts = {model: one["facts"] for (model, _), one in zip(parts, found, strict=True)}
+    return {"runs": [run for one in found for run in one["runs"]], "models": facts}
 
 
 def train_seed(
@@ -86,11 +80,8 @@ def train_seed(
     task = maker(name)
     with repeatable():
         replicas = train(task, policies, seed, on_step)
-        found: dict[str, Any] = {"facts": {"n_steps": task.n_steps, **task.facts}}
-        if seed == 0:
-            found["choices"] = choices(replicas)
         runs = [replica.finish() for replica in replicas.values()]
-        if seed == 0:
-            found["gradient_errors"] = errors(replicas["off"].model, task, policies[1:], seed)
-    found["runs"] = [{"model": task.name, **asdict(run)} for run in runs]
-    return found
+    return {
+        "facts": {"n_steps": task.n_steps, **task.facts},
+        "runs": [{"model": task.name, **asdict(run)} for run in runs],
+    }

@@ -6,7 +6,9 @@ incomplete.
 
 from __future__ import annotations
 
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from functools import partial
+from multiprocessing import get_context
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -24,12 +26,10 @@ from cswap.experiments.files.writing import write
 from cswap.schema.reading import read_object
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import Console
-
-    from cswap.experiments.launchers import Launcher
 
     Part = Callable[[Callable[[], object]], list[dict[str, Any]]]
 
@@ -89,25 +89,25 @@ class Partial:
         return done[name]
 
     def parts(
-        self, wanted: Mapping[str, P], work: Callable[..., R], launcher: Launcher, console: Console
+        self, wanted: Mapping[str, P], work: Callable[..., R], jobs: int, console: Console
     ) -> list[R]:
         """The JSON-able results of all parts, those of an earlier run included, in order.
 
         Args:
             wanted: arguments by the names of the parts.
-            work: makes a result from an argument; in this process it is given ``on_step``, too, to
-                be called after each step.
-            launcher: runs the parts that are missing.
+            work: makes a result from an argument; both, and the results, can be pickled. In this
+                process it is given ``on_step``, too, to be called after each step.
+            jobs: processes that run the missing parts; 1 stays in this one.
             console: where bars count the parts, and in this process the steps of all of them.
         """
         done = self.document["done"]
         missing = {argument: name for name, argument in wanted.items() if name not in done}
         with _bars(console) as progress:
             parts = progress.add_task("trainings", total=len(missing))
-            if launcher.stays_here:
+            if jobs == 1:
                 steps = progress.add_task("steps", total=None)
                 work = partial(work, on_step=partial(progress.advance, steps))
-            for argument, result in launcher.run(work, list(missing)):
+            for argument, result in results(work, list(missing), jobs):
                 done[missing[argument]] = result
                 self.save()
                 progress.advance(parts)
@@ -147,6 +147,21 @@ class Partial:
             write(self.out, document)
             self.path.unlink(missing_ok=True)
         return document
+
+
+def results(work: Callable[[P], R], parts: Sequence[P], jobs: int) -> Iterator[tuple[P, R]]:
+    """Parts with their results, in the order in which they end; see `Partial.parts`."""
+    if jobs == 1:
+        yield from ((part, work(part)) for part in parts)
+        return
+    # torch must not be forked while another of its threads works.
+    pool = ProcessPoolExecutor(jobs, mp_context=get_context("spawn"))
+    try:
+        running = {pool.submit(work, part): part for part in parts}
+        for done in as_completed(running):
+            yield running[done], done.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _bars(console: Console) -> Progress:

@@ -1,109 +1,89 @@
-"""``swapadvisor``: a genetic search over schedules and memory pools, which determine the swap set.
+"""``swapadvisor``: swaps the tensors that an operator's memory asks for, by their next use.
 
-Source: SwapAdvisor, ASPLOS 2020, sections 4-5; see `cswap.plan.swapadvisor`. The paper moves any
-tensor, parameters included; here a plan moves only saved tensors, once each and uncompressed. The
-search uses the paper's simulator, which has memory
-pools. Then our simulator, which has no pools, evaluates the best schedules and swap sets of the
-search. The best of them is the plan. A schedule that gains less than the share `WORTH` over the
-trace's own order is dropped, because an engine runs the model's own order.
+Source: Huang, Jin, Li, SwapAdvisor, ASPLOS 2020, section 4. The planner scans the operators in
+order. Where one lacks room, the tensor leaves whose next use is furthest in the future (Belady);
+tensors whose last use is at least a threshold ago go before all others. The paper gives no
+threshold; ours is the duration of the swap-out.
+
+The paper also searches for an order of operators and for sizes of memory pools (section 5). An
+engine runs the model's own order, and has torch's allocator. So the search here is over the
+capacity that the planner fills: with less of it, more tensors leave, and earlier. The simulator
+judges each set of swaps. The paper moves any tensor at any time, parameters included; an engine
+moves saved tensors, once each.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from cswap.plan.policy_tools.search import penalised_s
-from cswap.plan.simulate import SWAP, Simulator
-from cswap.plan.simulator.lifetimes import fingerprint
-from cswap.plan.simulator.reorder import reordered
-from cswap.plan.swapadvisor.demand import Demand
-from cswap.plan.swapadvisor.genetic import EVALUATIONS, Search
-from cswap.plan.swapadvisor.graph import graph_of
+from cswap.plan.policy_tools.search import Best
+from cswap.plan.simulate import SWAP
+from cswap.plan.simulator.lifetimes import lifetimes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from numpy.typing import NDArray
 
     from cswap.plan.policy_tools.problem import Problem
-    from cswap.plan.swapadvisor.swaps import Swaps
+    from cswap.plan.simulate import Simulator
     from cswap.schema.plan import Plan
 
-WORTH: Final = 0.001
-FINALISTS: Final = 24
+CAPACITIES: Final = 48
+"""Capacities that are tried, from the least with which the step runs to the budget."""
 
 
 def solve(problem: Problem) -> Plan:
-    """The best of the search's schedules and swap sets."""
-    trace = problem.trace
-    graph = graph_of(trace, problem.hardware)
-    workspace = max((o.workspace_bytes for o in trace.operators), default=0)
-    capacity = max(problem.budget_bytes - trace.resident_bytes - workspace, 1)
-    search = Search(graph, Demand.of(trace, graph), capacity, problem.seed)
-    search.run(_stopping(problem, search))
-    judge = _Judge(problem)
-    own = np.arange(len(trace.operators))
-    for one in search.people[:FINALISTS]:
-        judge.consider(own, one.swaps)
-        judge.consider(one.order, one.swaps)
-    return judge.plan()
+    """The best of the swap sets, of which moving every tensor is one."""
+    simulator = problem.simulator
+    best = Best(simulator)
+    _judge(best, np.full(len(simulator.saved), SWAP, np.int8))
+    for capacity in np.linspace(problem.budget_bytes, simulator.floor_bytes(), CAPACITIES):
+        if problem.stopped():
+            break
+        _judge(best, moved(simulator, capacity))
+    assert best.action is not None
+    return simulator.to_plan(best.action, np.zeros_like(best.action), policy="swapadvisor")
 
 
-def _stopping(problem: Problem, search: Search) -> Callable[[], bool]:
-    def stopped() -> bool:
-        done = search.evaluations
-        problem.report(done / EVALUATIONS, f"{done} chromosomes")
-        return problem.stopped()
-
-    return stopped
+def _judge(best: Best, action: NDArray[np.int8]) -> None:
+    raw = np.zeros_like(action)
+    best.consider(action, raw, best.simulator.earliest_prefetch(action, raw))
 
 
-class _Judge:
-    """Simulates schedules with swap sets as plans, and keeps the best.
+def moved(simulator: Simulator, capacity: float) -> NDArray[np.int8]:
+    """[n] the action of each position if operators may hold so many bytes."""
+    trace, life = simulator.trace, lifetimes(simulator.trace)
+    nbytes = [tensor.nbytes for tensor in trace.tensors]
+    place = {t: p for p, t in enumerate(life.swappable)}
+    action = np.zeros(len(place), np.int8)
+    held = trace.resident_bytes + sum(
+        n for n, p in zip(nbytes, life.producer, strict=True) if p < 0
+    )
+    resting: dict[int, float] = {}  # tensors that may leave, with the end of their last use
+    away: set[int] = set()
+    now_s = 0.0
 
-    The plan that swaps every tensor is always among them.
-    """
+    def rank(t: int) -> tuple[bool, int]:
+        return now_s - resting[t] >= simulator.d2h_s[place[t], 0], life.backward[t]
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
-        self._rank, self._order = (np.inf, 0), np.empty(0, np.int64)
-        self._moved: NDArray[np.int8] = np.empty(0, np.int8)
-        self._own = np.arange(len(problem.trace.operators))
-        self._keep(self._own, np.full(len(problem.simulator.saved), SWAP, np.int8))
-
-    def consider(self, order: NDArray[np.int64], swaps: Swaps) -> None:
-        """Simulate the schedule and the swap set of one chromosome."""
-        swappable = np.array(self._problem.simulator.swappable, np.int64)
-        self._keep(order, np.where(swaps.left[swappable], SWAP, 0).astype(np.int8))
-
-    def _keep(self, order: NDArray[np.int64], moved: NDArray[np.int8]) -> None:
-        simulator = self._simulator(order)
-        if len(simulator.saved) != len(moved):
-            return  # in this order the set of swappable tensors differs
-        raw = np.zeros_like(moved)
-        result = simulator.run(moved, raw, simulator.earliest_prefetch(moved, raw))
-        cost_s = penalised_s(result, simulator)
-        if (order != self._own).any():
-            cost_s *= 1 + WORTH
-        rank = cost_s, result.link_bytes  # with equal step times, fewer bytes are better
-        if rank < self._rank:
-            self._rank, self._order, self._moved = rank, order, moved
-
-    def _simulator(self, order: NDArray[np.int64]) -> Simulator:
-        problem = self._problem
-        if (order == self._own).all():
-            return problem.simulator
-        trace = reordered(problem.trace, order.tolist())
-        return Simulator(trace, problem.hardware, problem.budget_bytes)
-
-    def plan(self) -> Plan:
-        """The best plan."""
-        simulator = self._simulator(self._order)
-        made = simulator.to_plan(self._moved, np.zeros_like(self._moved), policy="swapadvisor")
-        if simulator is self._problem.simulator:
-            return made
-        own = fingerprint(self._problem.trace)
-        return replace(made, order=tuple(self._order.tolist()), trace_fingerprint=own)
+    for k, operator in enumerate(trace.operators):
+        for t in operator.inputs:
+            resting.pop(t, None)
+            if t in away:
+                away.remove(t)
+                held += nbytes[t]
+        held += sum(nbytes[t] for t in operator.outputs)
+        while held + operator.workspace_bytes > capacity and resting:
+            t = max(resting, key=rank)
+            del resting[t]
+            away.add(t)
+            action[place[t]] = SWAP
+            held -= nbytes[t]
+        now_s += operator.duration_s
+        for t in {*operator.inputs, *operator.outputs}:
+            if life.last_use[t] == k:
+                held -= nbytes[t]
+            elif t in place and life.forward[t] == k:
+                resting[t] = now_s
+    return action

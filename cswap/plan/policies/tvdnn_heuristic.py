@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cswap.plan.policy_tools.residency import Residency
 from cswap.plan.simulate import SWAP
+from cswap.plan.simulator.lifetimes import live_bytes
 
 if TYPE_CHECKING:
     from cswap.plan.policy_tools.problem import Problem
@@ -23,14 +23,20 @@ if TYPE_CHECKING:
 def solve(problem: Problem) -> Plan:
     """Swap raw, one tensor after the other: at the worst operator, the one needed last."""
     simulator = problem.simulator
-    residency = Residency.of(simulator)
+    operators = np.arange(len(simulator.trace.operators))
+    # A tensor leaves during the operator after its last forward use, and comes back during the one
+    # before its first backward use: it is not away during these two.
+    away = (operators > simulator.forward[:, None] + 1) & (
+        operators < simulator.backward[:, None] - 1
+    )
+    held = np.array(live_bytes(simulator.trace), np.int64)
     action = np.zeros(len(simulator.saved), np.int8)
     while not problem.stopped():
-        over = residency.over(action)
-        worst = int(np.argmax(over))
-        away = (action == 0) & residency.absent[:, worst]
-        if over[worst] <= 0 or not away.any():
+        worst = int(np.argmax(held))
+        candidates = np.flatnonzero((action == 0) & away[:, worst])
+        if held[worst] <= simulator.budget_bytes or not candidates.size:
             break
-        candidates = np.flatnonzero(away)
-        action[candidates[np.argmax(simulator.backward[candidates])]] = SWAP
+        last = candidates[np.argmax(simulator.backward[candidates])]
+        action[last] = SWAP
+        held -= simulator.nbytes[last] * away[last]
     return simulator.to_plan(action, np.zeros_like(action), policy="tvdnn-heuristic")

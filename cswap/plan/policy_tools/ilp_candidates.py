@@ -34,7 +34,7 @@ def guesses(
 ) -> Iterator[Choice]:
     """Yield actions and codecs: first the likeliest action of each tensor, then more random ones.
 
-    Yields nothing if the problem is large, if no solution fits, or if scipy is missing.
+    Yields nothing if the problem is large or if no solution fits.
 
     Args:
         simulator: simulator of the trace, the machine and the budget.
@@ -53,10 +53,7 @@ def guesses(
         codec_s=np.where(codec > 0, simulator.hardware.codec_tax * codec_s, np.inf),
         again_s=np.where(simulator.recomputable, again_s, np.inf),
     )
-    try:
-        flow = least_stall(simulator, ways, relaxed=True, limit_s=limit_s)
-    except ImportError:
-        return
+    flow = least_stall(simulator, ways, relaxed=True, limit_s=limit_s)
     if flow is None:
         return
     shares = np.stack([flow.raw, flow.encoded, flow.dropped]).clip(0, 1)

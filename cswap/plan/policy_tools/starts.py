@@ -20,11 +20,11 @@ def with_starts(problem: Problem, plan: Plan) -> Plan:
 
     The simulator knows the memory that later operators need, and an engine does not: by its own
     measure it fills the memory with tensors that come back, and then an operator allocates beyond
-    the budget. A plan in sections or in another order of operators stays as it is, and so does one
-    that would become slower or infeasible.
+    the budget. A plan in sections stays as it is, and so does one that would become slower or
+    infeasible.
     """
     decisions = plan.decisions.values()
-    if plan.order or any(d.section_bytes for d in decisions):
+    if any(d.section_bytes for d in decisions):
         return plan
     if all(d.prefetch is not None for d in decisions if d.action == "swap"):
         return plan

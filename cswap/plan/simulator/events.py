@@ -20,7 +20,8 @@ been decoded, copies take no time and move no bytes, and a raw swap keeps the te
 A tensor on its way out stays if the operator that runs next reads it while its raw bytes are still
 on the device, as in the engine. Queued jobs of the tensor are dropped. A job that has begun goes on
 to its end, and its result is thrown away: no copy follows an encode, and a raw copy frees nothing
-on the device. If operators wait for swap-outs (``drain``), every tensor leaves.
+on the device. In runs without time (``drain``), operators and swap-ins
+wait for all swap-outs, and every tensor leaves.
 
 Swap-ins run in the order of first backward uses. A swap-in does not start before its operator p has
 started, and it may not take the room that a waiting operator needs. A tensor whose raw bytes have

@@ -107,8 +107,6 @@ class Simulator:
         trace: Trace,
         hardware: Hardware,
         budget_bytes: int | None = None,
-        *,
-        drain: bool = False,
     ) -> None:
         """Prepare the tables that all candidates share.
 
@@ -116,13 +114,11 @@ class Simulator:
             trace: the step.
             hardware: the machine.
             budget_bytes: device memory for the whole step; None: all memory of the device.
-            drain: whether every operator waits until all earlier swap-outs have ended, as at the
-                layer boundaries of vDNN.
         """
         self.trace, self.hardware = trace, hardware
         self.budget_bytes = hardware.memory_bytes if budget_bytes is None else int(budget_bytes)
         self._life = life = lifetimes(trace)
-        self._template = template = build(trace, hardware, life, self.budget_bytes, drain)
+        self._template = template = build(trace, hardware, life, self.budget_bytes)
         self._timeless = template.timeless()
         self.swappable = life.swappable
         self.saved = tuple(trace.tensors[t].saved for t in life.swappable)

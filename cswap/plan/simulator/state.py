@@ -29,8 +29,8 @@ def _record(integers: str, seconds: str) -> np.dtype[np.void]:
 
 
 STEP: Final = _record(
-    # Limits. host_budget_bytes 0: no limit. drain 1: operators wait for all swap-outs; drain 2:
-    # swap-ins wait for them, too. unified 1: host memory is device memory.
+    # Limits. host_budget_bytes 0: no limit. drain 1: operators and swap-ins wait for all swap-outs.
+    # unified 1: host memory is device memory.
     "budget_bytes host_budget_bytes start_bytes drain unified "
     # Bytes now, and their maxima.
     "device_bytes peak_bytes host_bytes host_peak_bytes link_bytes "

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 @inlined
 def start_in(s: Any, g: Tables, force: bool) -> None:
     """Start the next H2D copy if one may start."""
-    if s.in_job >= 0 or (s.drain == 2 and leaving(s)):
+    if s.in_job >= 0 or (s.drain and leaving(s)):
         return
     p = _next_in(s, g, force)
     if p < 0:

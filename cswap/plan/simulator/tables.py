@@ -48,15 +48,13 @@ class Template:
     def timeless(self) -> Template:
         """The same without time and memory limits; operators and swap-ins wait for swap-outs."""
         step, operators = self.step.copy(), self.tables.operators.copy()
-        step["budget_bytes"], step["host_budget_bytes"], step["drain"] = 1 << 62, 0, 2
+        step["budget_bytes"], step["host_budget_bytes"], step["drain"] = 1 << 62, 0, 1
         operators["duration_s"] = 0.0
         tables = self.tables._replace(operators=operators)
         return Template(step, tables, self.encoded, np.zeros_like(self.seconds))
 
 
-def build(
-    trace: Trace, hardware: Hardware, life: Lifetimes, budget_bytes: int, drain: bool
-) -> Template:
+def build(trace: Trace, hardware: Hardware, life: Lifetimes, budget_bytes: int) -> Template:
     """Build the tables; codecs are in the order of `codec_names`."""
     encoded = encoded_bytes(trace, hardware, life)
     operators, lists = _operators(trace, life)
@@ -72,7 +70,7 @@ def build(
     step = np.zeros(1, state.STEP)
     step["budget_bytes"], step["host_budget_bytes"] = budget_bytes, hardware.host_memory_bytes
     step["start_bytes"] = trace.resident_bytes + sum(there)
-    step["drain"], step["unified"] = drain, hardware.unified
+    step["unified"] = hardware.unified
     step["tax"], step["duplex"] = hardware.codec_tax, hardware.duplex_factor
     return Template(step, tables, encoded, _seconds(trace, hardware, life, encoded))
 

@@ -1,12 +1,9 @@
-"""`--launcher` and `--jobs`: trainings in other processes give the same losses, in order."""
+"""`--jobs`: trainings in other processes give the same losses, in order."""
 
 from __future__ import annotations
 
 import json
-import os
 import pickle
-import subprocess
-import sys
 import warnings
 from functools import partial
 from pathlib import Path
@@ -21,16 +18,14 @@ import torch
 from typer.testing import CliRunner
 
 from cswap import cli
-from cswap.errors import ConfigError, UnsupportedError
-from cswap.experiments import launchers
+from cswap.errors import ConfigError
 from cswap.experiments.accuracy import pictures
 from cswap.experiments.accuracy.own_task import OwnTask
-from cswap.experiments.launchers import Launcher
+from cswap.experiments.files import resumable
+from cswap.experiments.files.resumable import results
 
 EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "own_model.py"
 SHORT = ("--steps", "5", "--seeds", "3", "--policies", "int8")
-HERE = object()
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "cswap")
 
 
 def command_of(folder, *options):
@@ -48,7 +43,7 @@ def train_here(folder, *options):
             warnings.simplefilter("ignore")
             patch.setenv("OMP_NUM_THREADS", "1")
             # It draws, which takes seconds.
-            patch.setattr(pictures, "draw", lambda *_: [])
+            patch.setattr(pictures, "pareto", lambda *_: None)
             done = CliRunner().invoke(cli.app, command_of(folder, *options))
     finally:
         torch.set_num_threads(n_threads)
@@ -64,22 +59,10 @@ def interrupt(folder):
         return CliRunner().invoke(cli.app, command_of(folder)).exit_code
 
 
-def interrupted_after_one(launcher, call, parts):
-    """As `Launcher.run`, until Ctrl-C."""
+def interrupted_after_one(call, parts, _jobs):
+    """As `results`, until Ctrl-C."""
     yield parts[0], call(parts[0])
     raise KeyboardInterrupt
-
-
-def train_apart(folder, *options, by):
-    """Run the command in processes of their own; the result document."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-W", "ignore", *by, *command_of(folder, *options)]
-    done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("results.json") == 1  # of two ranks, one reports
-    return found_in(folder)
 
 
 def found_in(folder):
@@ -87,7 +70,7 @@ def found_in(folder):
     document = json.loads((folder / "results.json").read_text())
     timed = ("held_bytes", "eligible_bytes", "by_codec")
     runs = [{k: v for k, v in run.items() if k not in timed} for run in document["runs"]]
-    kept = ("complete", "settings", "models", "gradient_errors")
+    kept = ("complete", "settings", "models")
     return {"runs": runs, **{key: document[key] for key in kept}}
 
 
@@ -98,67 +81,38 @@ def in_one_process(tmp_path_factory):
     return folder
 
 
-def run_reversed(launcher, call, parts):
-    """As `Launcher.run`: what is sent to the processes, and the last part ends first."""
+def run_reversed(call, parts, _jobs):
+    """As `results`: what is sent to the processes, and the last part ends first."""
     for part in reversed(parts):
         yield part, pickle.loads(pickle.dumps(call))(part)
 
 
 def test_parts_that_end_in_another_order_give_the_same_file(in_one_process, tmp_path, monkeypatch):
     # Two processes that import torch and its optimizers take 15 s, so they are a slow test.
-    monkeypatch.setattr(Launcher, "run", run_reversed)
+    monkeypatch.setattr(resumable, "results", run_reversed)
     found = train_here(tmp_path, "--jobs", "2")
     assert found["complete"]
     assert json.dumps(found) == json.dumps(found_in(in_one_process))
 
 
-@pytest.mark.parametrize(
-    ("options", "by"),
-    [
-        pytest.param(("--jobs", "2"), HERE, id="processes", marks=pytest.mark.slow),
-        pytest.param(("--launcher", "torchrun"), TORCHRUN, id="torchrun", marks=pytest.mark.slow),
-    ],
-)
-def test_every_launcher_writes_the_same_losses(options, by, in_one_process, tmp_path):
+@pytest.mark.slow
+def test_processes_write_the_same_losses(in_one_process, tmp_path):
     # They go on from an unfinished run of one process.
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Launcher, "run", interrupted_after_one)
+        patch.setattr(resumable, "results", interrupted_after_one)
         assert interrupt(tmp_path) == 130
     unfinished = json.loads((tmp_path / "results.partial.json").read_text())
     assert list(unfinished["done"]) == ["halves 0"]
-    if by is HERE:
-        found = train_here(tmp_path, *options)
-    else:
-        found = train_apart(tmp_path, *options, by=by)
+    found = train_here(tmp_path, "--jobs", "2")
     assert found["complete"]
     assert json.dumps(found) == json.dumps(found_in(in_one_process))
 
 
 @pytest.mark.slow
 def test_results_come_as_parts_end_and_an_error_reaches_the_command():
-    assert sorted(Launcher(jobs=2).run(abs, [-3, 2, -1])) == [(-3, 3), (-1, 1), (2, 2)]
+    assert sorted(results(abs, [-3, 2, -1], 2)) == [(-3, 3), (-1, 1), (2, 2)]
     with pytest.raises(ZeroDivisionError):
-        list(Launcher(jobs=2).run(partial(divmod, 1), [1, 0]))
-
-
-def test_wrong_options_say_what_to_do(monkeypatch):
-    monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(ConfigError, match="known are local, torchrun"):
-        Launcher("slurm")
-    with pytest.raises(ConfigError, match="start the command with it"):
-        Launcher("torchrun")
-    monkeypatch.setenv("RANK", "1")
-    with pytest.raises(ConfigError, match="has its own number"):
-        Launcher("torchrun", jobs=2)
-    assert not Launcher("torchrun").reports
-    monkeypatch.setattr(launchers, "needs", refuse)
-    with pytest.raises(UnsupportedError, match="joblib"):
-        Launcher(jobs=2)
-
-
-def refuse(command, *modules):
-    """As `options.needs` where nothing is installed."""
-    raise UnsupportedError(f"{command} needs {modules}")
+        list(results(partial(divmod, 1), [1, 0], 2))
 
 
 def test_a_task_of_another_file_is_refused_in_the_other_process():
