@@ -98,15 +98,13 @@ def doctor(form: Form = Format.TABLE, as_json: AsJson = False) -> None:
 def calibrate(
     device: Annotated[str, typer.Option(help="Kind of device: cpu or cuda.")] = "cpu",
     show: Annotated[bool, typer.Option("--show", help="Measure nothing: show the last.")] = False,
-    again: Annotated[bool, typer.Option(help="Measure what is known already, too.")] = False,
     plot: Annotated[str, typer.Option(help="Draw the fits to this file (.png).")] = "",
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
     """Measure how long each codec takes on this machine, and its link, for the advisor.
 
-    Some seconds, best on an idle machine; Ctrl-C keeps what is done, the next run goes on. Exit
-    code 1 if there is nothing to show, 130 if interrupted.
+    Some seconds, best on an idle machine. Exit code 1 if there is nothing to show.
     """
     from cswap.advisor.calibration import path_of, stored
     from cswap.report import calibration as report
@@ -114,9 +112,8 @@ def calibrate(
     if not show:
         _check_cache()
     picture = check_writable("--plot", plot) if plot else None
-    if not show and not _calibrate(device, again=again):
-        print("Interrupted: `cswap calibrate` goes on from here.")
-        raise typer.Exit(130)
+    if not show:
+        _calibrate(device)
     found = stored(device)
     if found is None:
         print("This machine has not been calibrated: run `cswap calibrate`.")
@@ -147,19 +144,15 @@ def _check_cache() -> None:
         ) from error
 
 
-def _calibrate(device: str, *, again: bool) -> bool:
+def _calibrate(device: str) -> None:
     from rich.progress import Progress
 
     from cswap.advisor import calibrate as measuring
 
     with Progress(disable=not sys.stdout.isatty()) as progress:
         bar = progress.add_task("Measuring", total=measuring.n_steps(device))
-        try:
-            for name in measuring.steps(device, again=again):
-                progress.update(bar, advance=1, description=f"Measured {name}")
-        except KeyboardInterrupt:
-            return False
-    return True
+        for name in measuring.steps(device):
+            progress.update(bar, advance=1, description=f"Measured {name}")
 
 
 @app.command()

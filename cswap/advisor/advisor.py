@@ -25,7 +25,6 @@ from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor import background_calibration as background
 from cswap.advisor import lossy_rules, options
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import RAW, LosslessCandidates, LossyCandidates
@@ -302,7 +301,6 @@ class Advisor:
             patience = options.patience_of(self._config) if LINK_BYTES_PER_S[kind] is None else 1.0
             costs = LiveCosts(kind, limit, adapt=self._may_adapt(), patience=patience)
             found = self._costs.setdefault(kind, costs)
-            background.start_once(kind)
         return found
 
     def _remember(

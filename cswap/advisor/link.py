@@ -1,4 +1,4 @@
-"""Measures the link's rates: out and back, alone, both at once, and beside computation.
+"""Measures the link's rates, out and back, alone and both at once, and what codecs cost beside.
 
 On a CPU there is no link. memcpy stands for it, since computation slows it down in the same way.
 """
@@ -45,7 +45,6 @@ class Link:
         h2d_bytes_per_s: rate back, alone.
         latency_s: time of a copy before its bytes flow; the mean of both directions.
         duplex_factor: share of its rate that each direction keeps while both are busy.
-        loaded_factor: share of its rate that a copy out keeps beside computation.
         codec_tax: share of its speed that computation loses while a codec runs.
     """
 
@@ -53,7 +52,6 @@ class Link:
     h2d_bytes_per_s: float
     latency_s: float
     duplex_factor: float
-    loaded_factor: float
     codec_tax: float
 
 
@@ -68,30 +66,22 @@ def measure_rates() -> tuple[float, float, float]:
     return out, back, REPEATS * nbytes / _median(lambda: copies.many_s(nbytes, both=True))
 
 
-def measure_link(kind: str, check: Callable[[], None] = lambda: None) -> Link:
-    """Measure the link of this machine's device of that kind, in some tenths of a second.
-
-    Args:
-        kind: kind of device.
-        check: is called before each measurement; an exception of it ends them.
-    """
+def measure_link(kind: str) -> Link:
+    """Measure the link of this machine's device of that kind, in some tenths of a second."""
     copies = _CudaCopies() if kind == "cuda" else _CpuCopies()
     sizes = SIZES[kind]
-    median = partial(_median, check=check)
-    out = fit_line(sizes, [median(partial(copies.seconds, n, "out")) for n in sizes])
-    back = fit_line(sizes, [median(partial(copies.seconds, n, "back")) for n in sizes])
-    largest = sizes[-1]
-    alone_s = median(lambda: copies.many_s(largest, both=False))
-    together_s = median(lambda: copies.many_s(largest, both=True))
-    loaded_s = median(lambda: copies.beside_computation_s(largest))
-    compute_s = median(copies.computation_s)
-    taxed_s = median(copies.computation_beside_codec_s)
+    out = fit_line(sizes, [_median(partial(copies.seconds, n, "out")) for n in sizes])
+    back = fit_line(sizes, [_median(partial(copies.seconds, n, "back")) for n in sizes])
+    alone_s, together_s = (
+        _median(partial(copies.many_s, sizes[-1], both=both)) for both in (False, True)
+    )
+    compute_s = _median(copies.computation_s)
+    taxed_s = _median(copies.computation_beside_codec_s)
     return Link(
         d2h_bytes_per_s=1 / out[1],
         h2d_bytes_per_s=1 / back[1],
         latency_s=(out[0] + back[0]) / 2,
         duplex_factor=_share(alone_s, together_s),
-        loaded_factor=_share(alone_s, loaded_s),
         codec_tax=min(0.95, 1 - _share(compute_s, taxed_s)),
     )
 
@@ -110,13 +100,9 @@ def fit_line(sizes: tuple[int, ...], seconds: list[float]) -> tuple[float, float
     return float(latency), float(per_byte)
 
 
-def _median(measure: Callable[[], float], check: Callable[[], None] = lambda: None) -> float:
+def _median(measure: Callable[[], float]) -> float:
     measure()  # touches pages, raises clocks, fills caches
-    seconds = []
-    for _ in range(ROUNDS):
-        check()
-        seconds.append(measure())
-    return statistics.median(seconds)
+    return statistics.median(measure() for _ in range(ROUNDS))
 
 
 def _share(alone_s: float, together_s: float) -> float:
@@ -145,54 +131,44 @@ class _CpuCopies:
         return time.perf_counter() - start
 
     def many_s(self, nbytes: int, *, both: bool) -> float:
-        """Seconds of `REPEATS` copies; ``both``: while another thread makes as many."""
-        return self._beside(lambda: self._copy(nbytes, 1) if both else None, nbytes)
-
-    def beside_computation_s(self, nbytes: int) -> float:
-        """Seconds of `REPEATS` copies beside matrix products."""
-        return self._beside(lambda: self.computation_s() and None, nbytes)
-
-    def _beside(self, other: Callable[[], object], nbytes: int) -> float:
-        thread = threading.Thread(target=other)
-        thread.start()
-        start = time.perf_counter()
-        self._copy(nbytes, 0)
-        seconds = time.perf_counter() - start
-        thread.join()
-        return seconds
-
-    def _copy(self, nbytes: int, target: int) -> None:
-        for _ in range(REPEATS):
-            np.copyto(self._targets[target][:nbytes], self._source[:nbytes])
+        """Seconds of `REPEATS` copies; ``both``: while another thread copies, too."""
+        copy = partial(self.seconds, nbytes, "out")
+        return _repeated_s(copy, partial(self.seconds, nbytes, "back") if both else None)
 
     def computation_s(self) -> float:
         """Seconds of `REPEATS` matrix products."""
-        start = time.perf_counter()
-        for _ in range(REPEATS):
-            self._matrix @ self._matrix
-        return time.perf_counter() - start
+        return _repeated_s(lambda: self._matrix @ self._matrix)
 
     def computation_beside_codec_s(self) -> float:
         """Seconds of `REPEATS` matrix products beside an encoder on another thread."""
         from cswap.advisor.round_trip import round_trip
         from cswap.codecs.registry import get_codec
 
-        zvc, x, done = get_codec("zvc"), normal(1 << 18).relu(), threading.Event()
-
-        def encode() -> None:
-            while not done.is_set():
-                round_trip(zvc, x, repeat=1)
-
-        thread = threading.Thread(target=encode)
-        thread.start()
-        try:
-            return self.computation_s()
-        finally:
-            done.set()
-            thread.join()
+        encode = partial(round_trip, get_codec("zvc"), normal(1 << 18).relu(), repeat=1)
+        return _repeated_s(lambda: self._matrix @ self._matrix, encode)
 
 
-class _CudaCopies(_CpuCopies):
+def _repeated_s(job: Callable[[], object], beside: Callable[[], object] | None = None) -> float:
+    # Seconds of `REPEATS` times a job, while ``beside`` runs again and again on another thread.
+    done = threading.Event()
+
+    def run() -> None:
+        while beside is not None and not done.is_set():
+            beside()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        start = time.perf_counter()
+        for _ in range(REPEATS):
+            job()
+        return time.perf_counter() - start
+    finally:
+        done.set()
+        thread.join()
+
+
+class _CudaCopies:
     """Pinned copies on streams of their own, timed by events."""
 
     def __init__(self) -> None:
@@ -204,7 +180,7 @@ class _CudaCopies(_CpuCopies):
             stream.wait_stream(torch.cuda.current_stream())  # whose memory it is
 
     @cached_property
-    def _matrix(self) -> torch.Tensor:  # type: ignore[override]
+    def _matrix(self) -> torch.Tensor:
         return normal(4096, 4096, device="cuda")
 
     def seconds(self, nbytes: int, direction: str) -> float:
@@ -217,10 +193,6 @@ class _CudaCopies(_CpuCopies):
         if both:
             jobs[1] = lambda: self._issue_many(nbytes, "back")
         return self._timed(jobs)
-
-    def beside_computation_s(self, nbytes: int) -> float:
-        """See `_CpuCopies.beside_computation_s`."""
-        return self._timed({0: lambda: self._issue_many(nbytes, "out"), 2: self._multiply})
 
     def computation_s(self) -> float:
         """See `_CpuCopies.computation_s`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.calibration import n_saved, stored
+from cswap.advisor.calibration import stored
 from cswap.advisor.candidates import default_rate, foretold_ratio
 from cswap.advisor.correction import TimeCorrections
 from cswap.advisor.cost import Candidate, candidate
@@ -72,27 +72,12 @@ class LiveCosts:
         self._clock = StepClock()
         self._n_steps = 0
         self._settled: dict[str, float] = {}
-        self._n_saved = n_saved()
-        self._times: dict[str, Times] = {}
+        measured = stored(kind) if adapt else None
+        self._times: dict[str, Times] = {} if measured is None else dict(measured.times)
         self._link = LINK_BYTES_PER_S[kind]
-        self._load()
-        apply_tuned(kind)
-
-    def _load(self) -> None:
-        # The machine's calibration, if there is one.
-        measured = stored(self._kind) if self.adapts else None
-        self._calibration = measured
-        self._times = {} if measured is None else dict(measured.times)
         if self._link is not None and measured is not None and measured.link is not None:
             self._link = (measured.link.d2h_bytes_per_s, measured.link.h2d_bytes_per_s)
-
-    def _is_new_calibration(self) -> bool:
-        # A calibration is saved codec by codec, and is usable once it is complete.
-        saved = n_saved()
-        if saved == self._n_saved:
-            return False
-        self._n_saved = saved
-        return stored(self._kind) is not self._calibration
+        apply_tuned(kind)
 
     def quote(
         self, name: str, profile: TensorProfile, memory: SiteMemory | None
@@ -140,10 +125,6 @@ class LiveCosts:
     def look_back(self, used: Iterable[SiteMemory]) -> None:
         """Fit prices to the step before, which used these call sites."""
         self.corrections.forget()
-        if self.adapts and self._is_new_calibration():
-            self._load()
-            self.corrections = TimeCorrections()
-            self.version += 1
         self._refit(used, self._clock.step_s)
         self._note_moves()
 

@@ -165,7 +165,7 @@ def show_plans(trace, hardware, policy):
 def read_calibration(path):
     put_into_cache(path, calibration.path_of(calibration.machine_of("cpu")))
     calibration._read.cache_clear()
-    found = calibration.stored("cpu", partial=True)
+    found = calibration.stored("cpu")
     calibration._read.cache_clear()
     if found is not None:
         shown = [*calibration_report.rows(found), *calibration_report.notes(found)]
