@@ -71,25 +71,6 @@ def lossy_candidates(lossy: str | float) -> tuple[str, ...]:
     return _with_compositions(c for c in _lossy_codecs() if _error(c) <= lossy)
 
 
-class LosslessCandidates:
-    """The lossless candidates, by kind of device."""
-
-    def __init__(self, fall_back: FallBack | None = None) -> None:
-        """Args: fall_back: told why an nvCOMP that is installed is not used; None: nobody is."""
-        self._fall_back = fall_back
-        self._known: dict[str, tuple[str, ...]] = {}
-
-    def on(self, kind: str) -> tuple[str, ...]:
-        """Their names. At first, all codecs are imported to be asked."""
-        found = self._known.get(kind)
-        if found is None:
-            found = self._known[kind] = (*lossless_candidates(), *nvcomp_candidates(kind))
-            why = nvcomp_library.failure() if kind == "cuda" else None
-            if why is not None and self._fall_back is not None:
-                self._fall_back("nvcomp", why, "taking other codecs")
-        return found
-
-
 class LossyCandidates:
     """The lossy candidates of one value of the option ``lossy``, by a tensor's tolerance."""
 

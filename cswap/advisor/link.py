@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, cast
 import numpy as np
 import torch
 
+from cswap.advisor.fit import robust
 from cswap.advisor.own_numbers import normal
 
 if TYPE_CHECKING:
@@ -89,13 +90,13 @@ def measure_link(kind: str) -> Link:
 def fit_line(sizes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
     """(latency, seconds per byte) of a line with the smallest relative errors; none is negative.
 
-    Where the fit has a negative term, the last two points decide, without a latency: a cache can
-    make small copies so fast that no line fits.
+    Where the fit has no rate, the last two points decide: a cache can make small copies so fast
+    that no line fits.
     """
     nbytes, took = np.array(sizes, float), np.array(seconds, float)
     terms = np.column_stack((np.ones_like(nbytes), nbytes)) / took[:, None]
-    latency, per_byte = np.linalg.lstsq(terms, np.ones_like(took), rcond=None)[0]
-    if latency < 0 or per_byte <= 0:
+    (latency, per_byte), _ = robust(terms, np.ones_like(took))
+    if per_byte <= 0:
         return 0.0, float(np.median((took / nbytes)[-2:]))
     return float(latency), float(per_byte)
 
