@@ -59,11 +59,7 @@ CHEAPEST: Final = "lowest predicted cost"
 """Reason for the cheapest candidate."""
 
 EARLY: Final = "its values are not known yet"
-"""Reason for a choice made before a GPU's sample has arrived."""
-
-_BEFORE_PROFILE: Final = ("bitpack", "zvc", RAW)
-"""Until a tensor's profile has arrived, the first of these codecs that takes it encodes it: they
-are fast and never enlarge a tensor by much."""
+"""Reason of tensors that go raw before a GPU's sample has arrived."""
 
 _SiteKey = tuple[int, str, "torch.dtype", int, int, str | None]
 
@@ -195,7 +191,7 @@ class Advisor:
             taken, sampled = self._sample(x, memory), self._round
         if isinstance(taken, LateProfile):
             if memory is None:  # until the sample has arrived, the last choice stands
-                found = _unasked(position, site, None, _before_profile(x), why + EARLY, x.nbytes)
+                found = _unasked(position, site, None, RAW, why + EARLY, x.nbytes)
                 memory = self._remember(key, None, found, costs, sampled=sampled)
             memory.pending, memory.sampled = taken, STALE
             return memory.advice
@@ -391,11 +387,6 @@ class Advisor:
 def _is_far(x: torch.Tensor) -> bool:
     # Whether the host would have to wait to read the values.
     return x.is_cuda
-
-
-def _before_profile(x: torch.Tensor) -> str:
-    codecs = map(get_codec, _BEFORE_PROFILE)
-    return next(c.name for c in codecs if takes(c, x.dtype, x.device.type))
 
 
 def _unasked(

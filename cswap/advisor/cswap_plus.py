@@ -8,8 +8,7 @@ rule to tensors as they are saved.
 Note [limits of the rule]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
 The rule judges each tensor alone, although all share one link. It never hides compression and
-decompression. It counts a ZVC encoding without its bitmap (``size="paper"``; ``size="exact"``
-counts it).
+decompression. It counts a ZVC encoding without its bitmap.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,8 +32,6 @@ to 0 in most trainings. Codecs have whole bits per value, see `bits_per_value`."
 
 VALUE_BITS: Final = 32
 """Bits of a float32."""
-
-Size = Literal["paper", "exact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +69,13 @@ class Swap:
         return self.uncompressed_cost_s > self.compressed_cost_s(encoded, compress_s, decompress_s)
 
 
-def sparse_bytes(nbytes: float, zeros: float, size: Size = "paper", word_bits: int = 32) -> float:
-    """Bytes of a ZVC encoding (Eq. 7); "exact" counts its bitmap, a bit per word.
+def sparse_bytes(nbytes: float, zeros: float) -> float:
+    """Bytes of a ZVC encoding without its bitmap (Eq. 7).
 
-    >>> sparse_bytes(1000, 0.75), sparse_bytes(1000, 0.75, "exact")
-    (250.0, 281.25)
+    >>> sparse_bytes(1000, 0.75)
+    250.0
     """
-    bitmap = nbytes / word_bits if size == "exact" else 0.0
-    return nbytes * (1 - zeros) + bitmap
+    return nbytes * (1 - zeros)
 
 
 def dense_bytes(nbytes: float, rate: int, most: int) -> float:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -95,29 +94,17 @@ def robust(
     Returns:
         The coefficients, and the median absolute error.
     """
-    weights = np.ones_like(target)
+    from scipy.optimize import nnls  # takes long to import
+
+    scale = np.maximum(np.linalg.norm(terms, axis=0), 1e-300)  # nnls's tolerance is absolute
+    weights, terms = np.ones_like(target), terms / scale
     found, before = np.zeros(terms.shape[1]), None
     for _ in range(ROUNDS):
-        found = _non_negative(terms * weights[:, None], weights * target)
+        found, _ = nnls(terms * weights[:, None], weights * target)
         if before is not None and np.allclose(found, before, rtol=1e-3, atol=0.0):
             break
         before = found
         errors = terms @ found - target
         spread = max(MAD_TO_SIGMA * float(np.median(np.abs(errors))), 1e-9)
         weights = np.sqrt(np.minimum(1, HUBER * spread / np.maximum(np.abs(errors), 1e-12)))
-    return found, float(np.median(np.abs(terms @ found - target)))
-
-
-def _non_negative(terms: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Least squares without negative terms: with so few, every subset can be tried.
-    best, best_error = np.zeros(terms.shape[1]), np.inf
-    n = terms.shape[1]
-    for columns in (list(c) for size in range(n, 0, -1) for c in combinations(range(n), size)):
-        solution = np.zeros(terms.shape[1])
-        solution[columns] = np.linalg.lstsq(terms[:, columns], target, rcond=None)[0]
-        error = float(np.sum((terms @ solution - target) ** 2))
-        if (solution >= 0).all() and error < best_error - 1e-15:
-            best, best_error = solution, error
-            if len(columns) == n:  # the least of all
-                break
-    return best
+    return found / scale, float(np.median(np.abs(terms @ found - target)))
