@@ -10,7 +10,7 @@ import torch
 
 from cswap.advisor import link
 from cswap.advisor.calibration import Calibration, CodecTimes, machine_of
-from cswap.advisor.candidates import all_candidates, nvcomp_candidates
+from cswap.advisor.candidates import RAW, all_candidates, nvcomp_candidates
 from cswap.advisor.fit import fit
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs.base import takes
@@ -66,9 +66,12 @@ def steps(kind: str) -> Iterator[str]:
             log.warning("%s was not calibrated (%s); its default rates are used.", name, error)
             left_out[name] = str(error)
         yield name
-    found = None
+    found, raw = None, times.get(RAW)
     try:
-        found = link.measure_link(kind)
+        if kind == "cuda":
+            found = link.measure_link()
+        elif raw is not None:
+            found = link.link_of_cpu(raw)
     except (RuntimeError, CswapError) as error:
         log.warning("The link could not be measured (%s); defaults are used.", error)
     Calibration(machine_of(kind), times, found, left_out).save()

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap import cache_folder
 from cswap.advisor.fit import TimeModel
-from cswap.advisor.link import Link
 from cswap.display import shown
 from cswap.errors import ConfigError
 from cswap.log import log
@@ -29,6 +28,9 @@ if TYPE_CHECKING:
 _CHECK: Final = Checks(ConfigError)
 
 VERSION: Final = 3
+
+MOST_BYTES_PER_S: Final = 1e14
+"""Of a link: more is an error of the measurement."""
 
 _PACKAGES: Final = (
     "torch",
@@ -55,6 +57,25 @@ class CodecTimes:
     def device_s(self, profile: TensorProfile) -> float:
         """Seconds of encode and decode together."""
         return self.encode.seconds(profile) + self.decode.seconds(profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Measured rates of a link.
+
+    Attributes:
+        d2h_bytes_per_s: rate out, alone.
+        h2d_bytes_per_s: rate back, alone.
+        latency_s: time of a copy before its bytes flow; the mean of both directions.
+        duplex_factor: share of its rate that each direction keeps while both are busy.
+        codec_tax: share of its speed that computation loses while a codec runs.
+    """
+
+    d2h_bytes_per_s: float
+    h2d_bytes_per_s: float
+    latency_s: float
+    duplex_factor: float
+    codec_tax: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +173,7 @@ def _parsed(record: dict[str, Any], machine: dict[str, str]) -> Calibration:
 def _link(value: Any) -> Link:
     entry = _CHECK.record("link", value, Link)
     for name in ("d2h_bytes_per_s", "h2d_bytes_per_s"):
-        _CHECK.number(f"link.{name}", entry[name], 1e6, 1e14)
+        _CHECK.number(f"link.{name}", entry[name], 1e6, MOST_BYTES_PER_S)
     _CHECK.number("link.duplex_factor", entry["duplex_factor"], 1e-6, 1.0)
     _CHECK.number("link.latency_s", entry["latency_s"], 0.0, 1.0)
     _CHECK.number("link.codec_tax", entry["codec_tax"], 0.0, 0.999)

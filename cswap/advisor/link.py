@@ -1,6 +1,6 @@
-"""Measures the link's rates, out and back, alone and both at once, and what codecs cost beside.
+"""Measures a GPU's link, out and back, alone and both at once, and what codecs cost beside.
 
-On a CPU there is no link. memcpy stands for it, since computation slows it down in the same way.
+On a CPU there is no link. The copies of ``raw`` stand for it.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ import statistics
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, cast
 
 import numpy as np
 import torch
 
+from cswap.advisor.calibration import MOST_BYTES_PER_S, Link
 from cswap.advisor.fit import robust
 from cswap.advisor.own_numbers import normal
+from cswap.advisor.round_trip import round_trip
+from cswap.codecs.base import DEFAULT_KEY
+from cswap.codecs.registry import get_codec
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from cswap.advisor.calibration import CodecTimes
     from cswap.codecs.base import LateSize, Stream
 
-SIZES: Final = {
-    "cpu": (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24),
-    "cuda": (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26),
-}
-"""Bytes of the copies that a line is fitted to, by kind of device."""
+SIZES: Final = (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
+"""Bytes of the copies that a line is fitted to."""
 
 ROUNDS: Final = 7
 """Measurements, of which the median counts."""
@@ -37,44 +38,24 @@ REPEATS: Final = 8
 """Copies per measurement of copies that run together or beside computation."""
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Measured rates of a link.
-
-    Attributes:
-        d2h_bytes_per_s: rate out, alone.
-        h2d_bytes_per_s: rate back, alone.
-        latency_s: time of a copy before its bytes flow; the mean of both directions.
-        duplex_factor: share of its rate that each direction keeps while both are busy.
-        codec_tax: share of its speed that computation loses while a codec runs.
-    """
-
-    d2h_bytes_per_s: float
-    h2d_bytes_per_s: float
-    latency_s: float
-    duplex_factor: float
-    codec_tax: float
-
-
 def measure_rates() -> tuple[float, float, float]:
     """Bytes/s of a GPU's link: out, back, and each way while both are busy.
 
     Takes some tenths of a second, and 128 MiB of the device and of pinned memory, which torch's
     allocators keep for the next tensors.
     """
-    copies, nbytes = _CudaCopies(), SIZES["cuda"][-1]
+    copies, nbytes = _Copies(), SIZES[-1]
     out, back = (nbytes / _median(partial(copies.seconds, nbytes, way)) for way in ("out", "back"))
     return out, back, REPEATS * nbytes / _median(lambda: copies.many_s(nbytes, both=True))
 
 
-def measure_link(kind: str) -> Link:
-    """Measure the link of this machine's device of that kind, in some tenths of a second."""
-    copies = _CudaCopies() if kind == "cuda" else _CpuCopies()
-    sizes = SIZES[kind]
-    out = fit_line(sizes, [_median(partial(copies.seconds, n, "out")) for n in sizes])
-    back = fit_line(sizes, [_median(partial(copies.seconds, n, "back")) for n in sizes])
+def measure_link() -> Link:
+    """Measure a GPU's link, in some tenths of a second."""
+    copies = _Copies()
+    out = fit_line(SIZES, [_median(partial(copies.seconds, n, "out")) for n in SIZES])
+    back = fit_line(SIZES, [_median(partial(copies.seconds, n, "back")) for n in SIZES])
     alone_s, together_s = (
-        _median(partial(copies.many_s, sizes[-1], both=both)) for both in (False, True)
+        _median(partial(copies.many_s, SIZES[-1], both=both)) for both in (False, True)
     )
     compute_s = _median(copies.computation_s)
     taxed_s = _median(copies.computation_beside_codec_s)
@@ -83,7 +64,19 @@ def measure_link(kind: str) -> Link:
         h2d_bytes_per_s=1 / back[1],
         latency_s=(out[0] + back[0]) / 2,
         duplex_factor=_share(alone_s, together_s),
-        codec_tax=min(0.95, 1 - _share(compute_s, taxed_s)),
+        codec_tax=_tax(compute_s, taxed_s),
+    )
+
+
+def link_of_cpu(raw: CodecTimes) -> Link:
+    """The times of ``raw`` as a link: on a CPU, one thread copies, and never both ways at once."""
+    compute_s, taxed_s = _median(_products_s), _median(lambda: _products_s(beside_codec=True))
+    return Link(
+        d2h_bytes_per_s=min(raw.encode.bytes_per_s(0.0), MOST_BYTES_PER_S),
+        h2d_bytes_per_s=min(raw.decode.bytes_per_s(0.0), MOST_BYTES_PER_S),
+        latency_s=(raw.encode.overhead_s + raw.decode.overhead_s) / 2,
+        duplex_factor=1.0,
+        codec_tax=_tax(compute_s, taxed_s),
     )
 
 
@@ -110,70 +103,42 @@ def _share(alone_s: float, together_s: float) -> float:
     return min(1.0, alone_s / together_s)
 
 
+def _tax(compute_s: float, taxed_s: float) -> float:
+    return min(0.95, 1 - _share(compute_s, taxed_s))
+
+
 def _finish(event: torch.cuda.Event, size: object) -> None:
     event.synchronize()
     if not isinstance(size, int):
         cast("LateSize", size).value()  # gives its word of pinned memory back
 
 
-class _CpuCopies:
-    """Copies by memcpy on one thread, computation by matrix products."""
-
-    def __init__(self) -> None:
-        self._source = torch.zeros(SIZES["cpu"][-1], dtype=torch.uint8).numpy()
-        self._targets = [np.zeros_like(self._source) for _ in range(2)]
-        self._matrix = normal(384, 384)
-
-    def seconds(self, nbytes: int, direction: str) -> float:
-        """Seconds of one copy; both directions are alike."""
-        target = self._targets[direction == "back"]
-        start = time.perf_counter()
-        np.copyto(target[:nbytes], self._source[:nbytes])
-        return time.perf_counter() - start
-
-    def many_s(self, nbytes: int, *, both: bool) -> float:
-        """Seconds of `REPEATS` copies; ``both``: while another thread copies, too."""
-        copy = partial(self.seconds, nbytes, "out")
-        return _repeated_s(copy, partial(self.seconds, nbytes, "back") if both else None)
-
-    def computation_s(self) -> float:
-        """Seconds of `REPEATS` matrix products."""
-        return _repeated_s(lambda: self._matrix @ self._matrix)
-
-    def computation_beside_codec_s(self) -> float:
-        """Seconds of `REPEATS` matrix products beside an encoder on another thread."""
-        from cswap.advisor.round_trip import round_trip
-        from cswap.codecs.registry import get_codec
-
-        encode = partial(round_trip, get_codec("zvc"), normal(1 << 18).relu(), repeat=1)
-        return _repeated_s(lambda: self._matrix @ self._matrix, encode)
-
-
-def _repeated_s(job: Callable[[], object], beside: Callable[[], object] | None = None) -> float:
-    # Seconds of `REPEATS` times a job, while ``beside`` runs again and again on another thread.
+def _products_s(*, beside_codec: bool = False) -> float:
+    # Seconds of `REPEATS` matrix products of a CPU; beside an encoder on another thread.
+    zvc, x, matrix = get_codec("zvc"), normal(1 << 18).relu(), normal(384, 384)
     done = threading.Event()
 
-    def run() -> None:
-        while beside is not None and not done.is_set():
-            beside()
+    def encode() -> None:
+        while beside_codec and not done.is_set():
+            round_trip(zvc, x, repeat=1)
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=encode)
     thread.start()
     try:
         start = time.perf_counter()
         for _ in range(REPEATS):
-            job()
+            matrix @ matrix
         return time.perf_counter() - start
     finally:
         done.set()
         thread.join()
 
 
-class _CudaCopies:
+class _Copies:
     """Pinned copies on streams of their own, timed by events."""
 
     def __init__(self) -> None:
-        nbytes = SIZES["cuda"][-1]
+        nbytes = SIZES[-1]
         self._host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         self._device = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
         self._streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
@@ -185,25 +150,22 @@ class _CudaCopies:
         return normal(4096, 4096, device="cuda")
 
     def seconds(self, nbytes: int, direction: str) -> float:
-        """See `_CpuCopies.seconds`."""
+        """Seconds of one copy, "out" or "back"."""
         return self._timed({direction == "back": lambda: self._issue(nbytes, direction)})
 
     def many_s(self, nbytes: int, *, both: bool) -> float:
-        """See `_CpuCopies.many_s`; ``both``: copies back run at the same time."""
+        """Seconds of `REPEATS` copies out; ``both``: copies back run at the same time."""
         jobs: dict[int, Callable[[], object]] = {0: lambda: self._issue_many(nbytes, "out")}
         if both:
             jobs[1] = lambda: self._issue_many(nbytes, "back")
         return self._timed(jobs)
 
     def computation_s(self) -> float:
-        """See `_CpuCopies.computation_s`."""
+        """Seconds of `REPEATS` matrix products."""
         return self._timed({2: self._multiply})
 
     def computation_beside_codec_s(self) -> float:
-        """See `_CpuCopies.computation_beside_codec_s`."""
-        from cswap.codecs.base import DEFAULT_KEY
-        from cswap.codecs.registry import get_codec
-
+        """Seconds of `REPEATS` matrix products beside an encoder on another stream."""
         zvc, x = get_codec("zvc"), normal(1 << 24, device="cuda").relu()
         out = torch.empty(zvc.bound(x.dtype, x.numel()), dtype=torch.uint8, device="cuda")
 

@@ -156,7 +156,6 @@ def quick(monkeypatch):
     monkeypatch.setitem(calibrate.SIZES, "cpu", (1 << 16, 1 << 18))
     monkeypatch.setattr(calibrate, "all_candidates", lambda: ("raw", "zvc", "bitpack"))
     monkeypatch.setattr(calibrate, "ROUNDS", 2)
-    monkeypatch.setitem(link.SIZES, "cpu", (1 << 14, 1 << 16, 1 << 18))
     monkeypatch.setattr(link, "ROUNDS", 3)
 
 
@@ -212,10 +211,13 @@ def test_one_strange_measurement_is_made_again(quick, monkeypatch):
     assert calibrate.measure("zvc", "cpu").encode.seconds(grid()[0]) > 0
 
 
-def test_the_link_is_measured(quick):
-    found = link.measure_link("cpu")
-    assert 1e8 < found.d2h_bytes_per_s < 1e13
-    assert 0 < found.duplex_factor <= 1
+def test_the_link_of_a_cpu_is_a_copy_of_raw():
+    model = TimeModel(1e-5, 1e-10, 0.0, 0.01)
+    found = link.link_of_cpu(CodecTimes(model, TimeModel(3e-5, 5e-10, 0.0, 0.01)))
+    assert found.d2h_bytes_per_s == pytest.approx(1e10)
+    assert found.h2d_bytes_per_s == pytest.approx(2e9)
+    assert found.latency_s == pytest.approx(2e-5)
+    assert found.duplex_factor == 1.0
     assert 0 <= found.codec_tax < 1
 
 
@@ -249,7 +251,7 @@ class Size:
 def test_a_codec_encodes_for_as_long_as_computation_takes(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Clock)
     monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    copies: Any = object.__new__(link._CudaCopies)
+    copies: Any = object.__new__(link._Copies)
     copies._streams = [None]
     sizes = []
     monkeypatch.setattr(Clock, "waited", 0)

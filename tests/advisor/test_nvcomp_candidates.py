@@ -267,7 +267,7 @@ def on_a_cpu(monkeypatch, library, tmp_path):
     monkeypatch.setattr(calibrate, "nvcomp_candidates", lambda _: ("nvcomp-lz4", "nvcomp-ans"))
     monkeypatch.setitem(calibrate.SIZES, "cpu", (1 << 14, 1 << 15))
     monkeypatch.setattr(calibrate, "ROUNDS", 1)
-    monkeypatch.setattr(link, "measure_link", lambda *_: None)
+    monkeypatch.setattr(link, "link_of_cpu", lambda _: None)
     return library
 
 

@@ -13,7 +13,7 @@ from cswap.plan import this_machine
 @pytest.mark.parametrize(
     "work",
     [
-        lambda: link._CpuCopies().computation_beside_codec_s(),
+        lambda: link._products_s(beside_codec=True),
         lambda: this_machine._flops("cpu", torch.float32),
         lambda: measure("zvc", "cpu"),
     ],

@@ -12,9 +12,8 @@ import torch
 
 import cswap
 from cswap.advisor import calibration
-from cswap.advisor.calibration import Calibration, CodecTimes, machine_of
+from cswap.advisor.calibration import Calibration, CodecTimes, Link, machine_of
 from cswap.advisor.fit import TimeModel
-from cswap.advisor.link import Link
 from cswap.errors import ConfigError, HardwareError
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import list_hardware, load_hardware
