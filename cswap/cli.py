@@ -115,7 +115,7 @@ def calibrate(
     if not show:
         _calibrate(device)
     found = stored(device)
-    if found is None:
+    if found is None or not found.times:
         print("This machine has not been calibrated: run `cswap calibrate`.")
         raise typer.Exit(1)
     if picture:
@@ -206,19 +206,19 @@ def tune(
             def show(n: int, bar: TaskID = bar) -> None:
                 progress.update(bar, completed=n)
 
-            results.append(tuner.tune(codec, device, budget=samples, baseline=True, progress=show))
+            results.append(tuner.tune(codec, device, budget=samples, progress=show))
     rows = []
     for r in results:
-        times = (r.default_s, r.random_s or 0.0, r.guided_s, r.seconds)
+        times = (r.default_s, r.guided_s, r.seconds)
         shape = ", ".join(f"{name} {value}" for name, value in r.shape.items())
         kept = " (default)" if r.shape == r.default else ""
         rows.append((r.codec, *(f"{1e3 * s:.3f}" for s in times), shape + kept))
     emit(
         chosen(form, as_json),
-        ("codec", "default ms", "random ms", "guided ms", "used ms", "shape"),
+        ("codec", "default ms", "guided ms", "used ms", "shape"),
         rows,
         lambda: [asdict(result) for result in results],
-        drop=("random ms", "guided ms"),
+        drop=("guided ms",),
     )
 
 

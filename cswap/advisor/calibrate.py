@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.advisor import link
-from cswap.advisor.calibration import Calibration, CodecTimes, machine_of
+from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, stored
 from cswap.advisor.candidates import RAW, all_candidates, nvcomp_candidates
 from cswap.advisor.fit import fit
 from cswap.advisor.round_trip import round_trip
@@ -74,7 +74,9 @@ def steps(kind: str) -> Iterator[str]:
             found = link.link_of_cpu(raw)
     except (RuntimeError, CswapError) as error:
         log.warning("The link could not be measured (%s); defaults are used.", error)
-    Calibration(machine_of(kind), times, found, left_out).save()
+    before = stored(kind)
+    shapes = {} if before is None else before.shapes
+    Calibration(machine_of(kind), times, found, left_out, shapes).save()
     yield LINK
 
 

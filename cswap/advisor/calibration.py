@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap import cache_folder
 from cswap.advisor.fit import TimeModel
+from cswap.codecs.launcher import LaunchShape
+from cswap.codecs.parallel import RangeShape
 from cswap.display import shown
 from cswap.errors import ConfigError
 from cswap.log import log
@@ -28,6 +30,15 @@ if TYPE_CHECKING:
 _CHECK: Final = Checks(ConfigError)
 
 VERSION: Final = 3
+
+SHAPE_OF: Final[dict[str, type[RangeShape | LaunchShape]]] = {
+    "cpu": RangeShape,
+    "cuda": LaunchShape,
+}
+"""Launch shapes by kind of device."""
+
+MOST_OF_SHAPE: Final = 1024
+"""Largest number in one."""
 
 MOST_BYTES_PER_S: Final = 1e14
 """Of a link: more is an error of the measurement."""
@@ -87,12 +98,14 @@ class Calibration:
         times: by codec.
         link: out and back; None: not measured yet.
         left_out: reason by codec that gave no usable figures.
+        shapes: launch shape by codec that was tuned (tuner.py).
     """
 
     machine: dict[str, str]
     times: dict[str, CodecTimes]
     link: Link | None = None
     left_out: dict[str, str] = field(default_factory=dict)
+    shapes: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def save(self) -> Path:
         """Write to the cache folder, whole or not at all; returns the path.
@@ -167,7 +180,17 @@ def _parsed(record: dict[str, Any], machine: dict[str, str]) -> Calibration:
     for name, why in left_out.items():
         _CHECK.text(f"left_out[{shown(name)}]", why)
     link = None if record.get("link") is None else _link(record["link"])
-    return Calibration(machine, times, link, left_out)
+    shapes = _CHECK.mapping("shapes", record.get("shapes"), "launch shapes")
+    for name, shape in shapes.items():
+        _shape(f"shapes[{shown(name)}]", shape, SHAPE_OF[machine["kind"]])
+    return Calibration(machine, times, link, left_out, shapes)
+
+
+def _shape(where: str, value: Any, kind: type[RangeShape | LaunchShape]) -> None:
+    shape = _CHECK.record(where, value, kind)
+    for name, number in shape.items():
+        _CHECK.count(f"{where}.{name}", number, 1, MOST_OF_SHAPE)
+    kind(**shape)  # which refuses other values
 
 
 def _link(value: Any) -> Link:
