@@ -32,8 +32,7 @@ from cswap.advisor.cswap_plus import (
     sparse_bytes,
     top_bottom,
 )
-from cswap.advisor.own_numbers import normal
-from cswap.advisor.round_trip import round_trip
+from cswap.advisor.round_trip import normal, round_trip
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import COARSE

@@ -72,7 +72,7 @@ def fit(profiles: Sequence[TensorProfile], seconds: Sequence[float]) -> TimeMode
         ValueError: fewer than three measurements, or one that is not positive.
     """
     measured = np.asarray(seconds, float)
-    if measured.size < 3 or (measured <= 0).any():
+    if measured.size < 3 or not (measured > 0).all():
         raise ValueError(f"seconds={list(seconds)}: need at least three, all above 0.")
     nbytes = np.array([p.nbytes for p in profiles], float)
     zeros = np.array([p.zero_fraction for p in profiles])

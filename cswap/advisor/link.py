@@ -12,13 +12,10 @@ from collections import deque
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Final, cast
 
-import numpy as np
 import torch
 
 from cswap.advisor.calibration import MOST_BYTES_PER_S, Link
-from cswap.advisor.fit import robust
-from cswap.advisor.own_numbers import normal
-from cswap.advisor.round_trip import round_trip
+from cswap.advisor.round_trip import normal, round_trip
 from cswap.codecs.base import DEFAULT_KEY
 from cswap.codecs.registry import get_codec
 
@@ -28,8 +25,11 @@ if TYPE_CHECKING:
     from cswap.advisor.calibration import CodecTimes
     from cswap.codecs.base import LateSize, Stream
 
-SIZES: Final = (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
-"""Bytes of the copies that a line is fitted to."""
+LARGE: Final = 1 << 26
+"""Bytes of the copies that rates are measured with."""
+
+SMALL: Final = 1 << 16
+"""Bytes of those that show the latency."""
 
 ROUNDS: Final = 7
 """Measurements, of which the median counts."""
@@ -44,26 +44,26 @@ def measure_rates() -> tuple[float, float, float]:
     Takes some tenths of a second, and 128 MiB of the device and of pinned memory, which torch's
     allocators keep for the next tensors.
     """
-    copies, nbytes = _Copies(), SIZES[-1]
-    out, back = (nbytes / _median(partial(copies.seconds, nbytes, way)) for way in ("out", "back"))
-    return out, back, REPEATS * nbytes / _median(lambda: copies.many_s(nbytes, both=True))
+    return _rates(_Copies())
+
+
+def _rates(copies: _Copies) -> tuple[float, float, float]:
+    out, back = (LARGE / _median(partial(copies.seconds, LARGE, way)) for way in ("out", "back"))
+    return out, back, REPEATS * LARGE / _median(copies.both_ways_s)
 
 
 def measure_link() -> Link:
     """Measure a GPU's link, in some tenths of a second."""
     copies = _Copies()
-    out = fit_line(SIZES, [_median(partial(copies.seconds, n, "out")) for n in SIZES])
-    back = fit_line(SIZES, [_median(partial(copies.seconds, n, "back")) for n in SIZES])
-    alone_s, together_s = (
-        _median(partial(copies.many_s, SIZES[-1], both=both)) for both in (False, True)
-    )
+    out, back, both = _rates(copies)
+    small_s = _median(partial(copies.seconds, SMALL, "out"))
     compute_s = _median(copies.computation_s)
     taxed_s = _median(copies.computation_beside_codec_s)
     return Link(
-        d2h_bytes_per_s=1 / out[1],
-        h2d_bytes_per_s=1 / back[1],
-        latency_s=(out[0] + back[0]) / 2,
-        duplex_factor=_share(alone_s, together_s),
+        d2h_bytes_per_s=out,
+        h2d_bytes_per_s=back,
+        latency_s=max(0.0, small_s - SMALL / out),
+        duplex_factor=min(1.0, both / out),
         codec_tax=_tax(compute_s, taxed_s),
     )
 
@@ -80,31 +80,13 @@ def link_of_cpu(raw: CodecTimes) -> Link:
     )
 
 
-def fit_line(sizes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
-    """(latency, seconds per byte) of a line with the smallest relative errors; none is negative.
-
-    Where the fit has no rate, the last two points decide: a cache can make small copies so fast
-    that no line fits.
-    """
-    nbytes, took = np.array(sizes, float), np.array(seconds, float)
-    terms = np.column_stack((np.ones_like(nbytes), nbytes)) / took[:, None]
-    (latency, per_byte), _ = robust(terms, np.ones_like(took))
-    if per_byte <= 0:
-        return 0.0, float(np.median((took / nbytes)[-2:]))
-    return float(latency), float(per_byte)
-
-
 def _median(measure: Callable[[], float]) -> float:
     measure()  # touches pages, raises clocks, fills caches
     return statistics.median(measure() for _ in range(ROUNDS))
 
 
-def _share(alone_s: float, together_s: float) -> float:
-    return min(1.0, alone_s / together_s)
-
-
 def _tax(compute_s: float, taxed_s: float) -> float:
-    return min(0.95, 1 - _share(compute_s, taxed_s))
+    return min(0.95, max(0.0, 1 - compute_s / taxed_s))
 
 
 def _finish(event: torch.cuda.Event, size: object) -> None:
@@ -138,9 +120,8 @@ class _Copies:
     """Pinned copies on streams of their own, timed by events."""
 
     def __init__(self) -> None:
-        nbytes = SIZES[-1]
-        self._host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._device = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        self._host = [torch.empty(LARGE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._device = [torch.empty(LARGE, dtype=torch.uint8, device="cuda") for _ in range(2)]
         self._streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream())  # whose memory it is
@@ -153,12 +134,11 @@ class _Copies:
         """Seconds of one copy, "out" or "back"."""
         return self._timed({direction == "back": lambda: self._issue(nbytes, direction)})
 
-    def many_s(self, nbytes: int, *, both: bool) -> float:
-        """Seconds of `REPEATS` copies out; ``both``: copies back run at the same time."""
-        jobs: dict[int, Callable[[], object]] = {0: lambda: self._issue_many(nbytes, "out")}
-        if both:
-            jobs[1] = lambda: self._issue_many(nbytes, "back")
-        return self._timed(jobs)
+    def both_ways_s(self) -> float:
+        """Seconds of `REPEATS` large copies out, while copies back run."""
+        return self._timed(
+            {0: lambda: self._issue_many("out"), 1: lambda: self._issue_many("back")}
+        )
 
     def computation_s(self) -> float:
         """Seconds of `REPEATS` matrix products."""
@@ -215,9 +195,9 @@ class _Copies:
             source, target = target, source
         target[:nbytes].copy_(source[:nbytes], non_blocking=True)
 
-    def _issue_many(self, nbytes: int, direction: str) -> None:
+    def _issue_many(self, direction: str) -> None:
         for _ in range(REPEATS):
-            self._issue(nbytes, direction)
+            self._issue(LARGE, direction)
 
     def _multiply(self) -> None:
         for _ in range(REPEATS):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from cswap.advisor.calibration import stored
-from cswap.advisor.own_numbers import normal
+from cswap.advisor.round_trip import normal
 from cswap.codecs.traits import CodecRate
 from cswap.errors import HardwareError
 from cswap.plan.hardware import Flops, Hardware

@@ -177,9 +177,7 @@ def test_the_command_measures_shows_and_keeps(quick):
     assert kept.machine == found["machine"]
 
 
-@pytest.mark.parametrize(
-    "absurd", [0.0, math.nan, *(pytest.param(s, marks=pytest.mark.slow) for s in (-1.0, 1e9))]
-)
+@pytest.mark.parametrize("absurd", [0.0, math.nan, pytest.param(-1.0, marks=pytest.mark.slow)])
 def test_a_codec_whose_times_cannot_be_is_left_out_with_a_notice(
     quick, absurd, monkeypatch, caplog
 ):
@@ -197,18 +195,6 @@ def test_a_codec_whose_times_cannot_be_is_left_out_with_a_notice(
     assert found is not None
     assert set(found.left_out) == {"zvc"}
     assert set(found.times) == {"raw", "bitpack"}
-
-
-def test_one_strange_measurement_is_made_again(quick, monkeypatch):
-    real, calls = trial.round_trip, []
-
-    def jumps(codec, x, *, repeat=2):
-        calls.append(codec.name)
-        nbytes, encode_s, decode_s = real(codec, x, repeat=repeat)
-        return nbytes, -5.0 if len(calls) % 7 == 0 else encode_s, decode_s  # the clock went back
-
-    monkeypatch.setattr(calibrate, "round_trip", jumps)
-    assert calibrate.measure("zvc", "cpu").encode.seconds(grid()[0]) > 0
 
 
 def test_the_link_of_a_cpu_is_a_copy_of_raw():
@@ -263,16 +249,6 @@ def test_a_codec_encodes_for_as_long_as_computation_takes(monkeypatch):
 
     copies._repeat(encode, Clock(after=40))
     assert (len(sizes), Clock.waited, Size.given_back) == (40, 40, 40)
-
-
-def test_a_line_is_fitted_to_copies():
-    sizes = (1 << 16, 1 << 20, 1 << 24)
-    latency, per_byte = link.fit_line(sizes, [1e-5 + n / 25e9 for n in sizes])
-    assert latency == pytest.approx(1e-5)
-    assert 1 / per_byte == pytest.approx(25e9)
-    latency, per_byte = link.fit_line(sizes, [n / 100e9 for n in sizes[:-1]] + [sizes[-1] / 10e9])
-    assert latency >= 0
-    assert per_byte > 0
 
 
 def test_the_fits_are_drawn(quick, tmp_path):
