@@ -26,7 +26,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor import cswap_plus_pricing, lossy_rules, options
-from cswap.advisor.candidates import RAW, LossyCandidates
+from cswap.advisor.candidates import HALF_LEAST, RAW, lossy_by_tolerance
 from cswap.advisor.cost import candidate
 from cswap.advisor.live_costs import KEEP, MARGIN, REMAT, UNREAD, LiveCosts, cheapest
 from cswap.advisor.lossy_fallback import Milder
@@ -35,7 +35,7 @@ from cswap.advisor.rates import HOOKS_S, LINK_BYTES_PER_S
 from cswap.advisor.site_history import STALE, Advice, Explanation, SiteMemory
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
-from cswap.codecs.tolerance import EXACT
+from cswap.codecs.tolerance import EXACT, FINE
 from cswap.profiler import LateProfile, profile
 from cswap.ranks import must_agree
 from cswap.recent import Recent, rough_size
@@ -106,8 +106,8 @@ class Advisor:
         return lossy_rules.tolerance_of(tensor, site) if self.may_use_lossy else EXACT
 
     @cached_property
-    def _lossy(self) -> LossyCandidates:
-        return LossyCandidates(self._config.lossy)
+    def _lossy(self) -> dict[int, tuple[str, ...]]:
+        return lossy_by_tolerance(self._config.lossy)
 
     def forget_sites(self) -> None:
         """Know no call site from here on: a plan is no longer followed."""
@@ -343,7 +343,9 @@ class Advisor:
                 return _unasked(position, site, taken, name, reason, x.nbytes)
         costs, kind = self._costs_on(x.device.type), x.device.type
         stay = (KEEP, RAW) if may_keep else (RAW,)
-        lossy = self.milder.among(self._lossy.of(tolerance, taken), x, site.kind)
+        fits = tolerance != FINE or taken.amax >= HALF_LEAST
+        lossy = self._lossy.get(tolerance, ()) if fits else ()
+        lossy = self.milder.among(lossy, x, site.kind)
         factors = {} if memory is None else memory.ratio_factors()
         priced: Sequence[Candidate] = [
             quote
@@ -356,8 +358,7 @@ class Advisor:
             reason = cswap_plus_pricing.REASON
             priced = self._paper.price(x, taken, priced, costs, tolerance=tolerance)
         candidates = tuple(sorted(priced, key=lambda c: c.cost_s))
-        used = None if memory is None or memory.pending else memory.explanation.codec
-        best, reason = cheapest(candidates, reason, used)
+        best, reason = cheapest(candidates, reason, None if memory is None else memory.used)
         return Explanation(
             position,
             site,

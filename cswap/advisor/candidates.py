@@ -36,8 +36,8 @@ HALF: Final = "fp16"
 """Codec for tensors that forgive a small error."""
 
 HALF_LEAST: Final = 2.0**-6
-"""Largest magnitude that a tensor must have for `HALF`. A float16 keeps 11 bits down to 2**-14.
-"""
+"""Largest magnitude that a tensor of tolerance FINE must have. A float16 keeps 11 bits down to
+2**-14."""
 
 _warned: set[str] = set()
 
@@ -71,38 +71,22 @@ def lossy_candidates(lossy: str | float) -> tuple[str, ...]:
     return _with_compositions(c for c in _lossy_codecs() if _error(c) <= lossy)
 
 
-class LossyCandidates:
-    """The lossy candidates of one value of the option ``lossy``, by a tensor's tolerance."""
+def lossy_by_tolerance(lossy: str | float) -> dict[int, tuple[str, ...]]:
+    """The lossy candidates of a tensor by its tolerance (`cswap.codecs.tolerance`).
 
-    def __init__(self, lossy: str | float) -> None:
-        """Args: lossy: see `lossy_candidates`. All codecs are imported to be asked."""
-        self._coarse = lossy_candidates(lossy)
-        self._fine = self._among_fine(lossy)
+    `HALF` is one of a tensor that forgives little, where the option admits a codec with as large an
+    error, or a larger one.
 
-    @property
-    def names(self) -> frozenset[str]:
-        """Of all of them."""
-        return frozenset((*self._coarse, *self._fine))
-
-    def of(self, tolerance: int, profile: TensorProfile) -> tuple[str, ...]:
-        """Names of those that a tensor may take.
-
-        Args:
-            tolerance: of the tensor (`cswap.codecs.tolerance`).
-            profile: of its values.
-        """
-        if tolerance == COARSE:
-            return self._coarse
-        return self._fine if tolerance == FINE and profile.amax >= HALF_LEAST else ()
-
-    def _among_fine(self, lossy: str | float) -> tuple[str, ...]:
-        # `HALF` where the option admits a codec with as large an error, or a larger one.
-        if not self._coarse:
-            return ()
-        fine = [name for name in self._coarse if needed_tolerance(get_codec(name)) <= FINE]
-        most = _error(get_codec(lossy)) if isinstance(lossy, str) else lossy
-        half = lossy_candidates(HALF) if _error(get_codec(HALF)) <= most else ()
-        return tuple(dict.fromkeys((*fine, *half)))
+    Args:
+        lossy: see `lossy_candidates`. All codecs are imported to be asked.
+    """
+    coarse = lossy_candidates(lossy)
+    if not coarse:
+        return {}
+    fine = [name for name in coarse if needed_tolerance(get_codec(name)) <= FINE]
+    most = _error(get_codec(lossy)) if isinstance(lossy, str) else lossy
+    half = lossy_candidates(HALF) if _error(get_codec(HALF)) <= most else ()
+    return {COARSE: coarse, FINE: tuple(dict.fromkeys((*fine, *half)))}
 
 
 def all_candidates() -> tuple[str, ...]:

@@ -165,6 +165,11 @@ class SiteMemory:
         if sampled is not None:
             self.sampled, self.pending, self._first = sampled, None, None
 
+    @property
+    def used(self) -> str | None:
+        """The codec that was chosen among candidates; None: there was no choice yet."""
+        return self.explanation.codec if self.explanation.candidates else None
+
     def ratio_factors(self) -> dict[str, float]:
         """Factors by codec, for predicted ratios at this call site: by encodings so far."""
         profile = self.explanation.profile
