@@ -77,16 +77,14 @@ class Link:
     Attributes:
         d2h_bytes_per_s: rate out, alone.
         h2d_bytes_per_s: rate back, alone.
-        latency_s: time of a copy before its bytes flow; the mean of both directions.
+        latency_s: time of a copy before its bytes flow.
         duplex_factor: share of its rate that each direction keeps while both are busy.
-        codec_tax: share of its speed that computation loses while a codec runs.
     """
 
     d2h_bytes_per_s: float
     h2d_bytes_per_s: float
     latency_s: float
     duplex_factor: float
-    codec_tax: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +197,6 @@ def _link(value: Any) -> Link:
         _CHECK.number(f"link.{name}", entry[name], 1e6, MOST_BYTES_PER_S)
     _CHECK.number("link.duplex_factor", entry["duplex_factor"], 1e-6, 1.0)
     _CHECK.number("link.latency_s", entry["latency_s"], 0.0, 1.0)
-    _CHECK.number("link.codec_tax", entry["codec_tax"], 0.0, 0.999)
     return Link(**entry)
 
 

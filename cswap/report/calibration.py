@@ -42,10 +42,7 @@ def notes(found: Calibration) -> Iterator[str]:
     if link is not None:
         out, back = link.d2h_bytes_per_s / 1e9, link.h2d_bytes_per_s / 1e9
         yield f"Link: out {out:.1f} GB/s, back {back:.1f} GB/s, {1e6 * link.latency_s:.1f} us each;"
-        yield (
-            f"{link.duplex_factor:.0%} of that while both are busy. Computation loses "
-            f"{link.codec_tax:.0%} while a codec runs."
-        )
+        yield (f"{link.duplex_factor:.0%} of that while both are busy.")
     for name, why in found.left_out.items():
         yield f"{name}: not measured ({why})."
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-from contextlib import nullcontext
-from typing import Any
 
 import numpy as np
 import pytest
@@ -204,51 +202,6 @@ def test_the_link_of_a_cpu_is_a_copy_of_raw():
     assert found.h2d_bytes_per_s == pytest.approx(2e9)
     assert found.latency_s == pytest.approx(2e-5)
     assert found.duplex_factor == 1.0
-    assert 0 <= found.codec_tax < 1
-
-
-class Clock:
-    """Stands for a CUDA event: it happens when it has been asked or waited for often enough."""
-
-    waited = 0
-
-    def __init__(self, after=0):
-        self.left = after
-
-    def record(self):
-        pass
-
-    def query(self):
-        self.left -= 1
-        return self.left < 0
-
-    def synchronize(self):
-        Clock.waited += 1
-
-
-class Size:
-    given_back = 0
-
-    def value(self):
-        Size.given_back += 1
-        return 16
-
-
-def test_a_codec_encodes_for_as_long_as_computation_takes(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "Event", Clock)
-    monkeypatch.setattr(torch.cuda, "stream", lambda _stream: nullcontext())
-    copies: Any = object.__new__(link._Copies)
-    copies._streams = [None]
-    sizes = []
-    monkeypatch.setattr(Clock, "waited", 0)
-    monkeypatch.setattr(Size, "given_back", 0)
-
-    def encode():
-        sizes.append(Size())
-        return sizes[-1]
-
-    copies._repeat(encode, Clock(after=40))
-    assert (len(sizes), Clock.waited, Size.given_back) == (40, 40, 40)
 
 
 def test_the_fits_are_drawn(quick, tmp_path):

@@ -104,7 +104,7 @@ def test_rates_are_measured_once_for_a_device(monkeypatch, device_of_measurement
 
 
 def test_a_calibration_is_taken_before(monkeypatch, device_of_measurement):
-    known = Link(40.0, 20.0, 0.0, 0.5, 0.0)
+    known = Link(40.0, 20.0, 0.0, 0.5)
     monkeypatch.setattr(module, "stored", lambda _kind: types.SimpleNamespace(link=known))
     assert link_rates(0) == (40.0, 20.0, 10.0)
     assert not device_of_measurement
