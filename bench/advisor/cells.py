@@ -43,7 +43,7 @@ SCALE: Final = 256
 """The images are small, so the GPU gets a batch this many times larger."""
 
 ROUNDS: Final = 8
-"""Number of steps in which the advisor learns from its measurements."""
+"""Number of steps in which the advisor looks at all tensors, and learns from its measurements."""
 
 PRICES: Final = 400
 """Prices that the oracle tries besides the exact ones."""
@@ -107,8 +107,8 @@ class ThisCpu:
     def advised(self, mode: str) -> list[str]:
         """See `Cell.advised`: the engine's own advisor, which gets the result of each choice."""
         advisor = Advisor(SwapConfig(lossy="off" if mode == "lossless" else mode), None)
-        for _ in range(ROUNDS):
-            advisor.begin_step(0.0)
+        for step in range(ROUNDS):
+            advisor.begin_step(0.0, look=step)
             for i, (saved, of) in enumerate(
                 zip(self.recording.tensors, self.outcomes, strict=True)
             ):

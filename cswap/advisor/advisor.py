@@ -2,12 +2,11 @@
 
 Note [when a choice is made again]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The advisor remembers its choice per call site. It samples the values again after a step in which
-the engine looks at every tensor (engine/order/looks.py), or when encodings come out larger or
-smaller than after the last sample. It chooses again, from the last sample, when prices or measured
-times have moved. At all other times a choice is one look-up in a table. The advisor leaves a codec
-for another only if that is cheaper by `HYSTERESIS`, so that noise does not make it switch back and
-forth.
+The advisor remembers its choice per call site. It samples the values and chooses again in a step
+in which the engine looks at every tensor (engine/order/looks.py), by the prices and the measured
+times of then, or when encodings come out larger or smaller than they were, or than was foretold. At
+all other times a choice is one look-up in a table. The advisor leaves a codec for another only if
+that is cheaper by `HYSTERESIS`, so that noise does not make it switch back and forth.
 
 Note [a choice is for sizes that are close]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -48,6 +47,7 @@ if TYPE_CHECKING:
     from cswap.advisor.call_site import Site
     from cswap.advisor.candidates import FallBack
     from cswap.advisor.cost import Candidate
+    from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
     from cswap.schema.tensor import TensorProfile
@@ -124,19 +124,23 @@ class Advisor:
                 self._round += 1
 
     def begin_step(self, exposed_s: float, look: int = 0) -> None:
-        """A step begins: fit prices to the steps before.
+        """A step begins.
 
         Args:
             exposed_s: seconds that computation has waited for swaps since the first step.
-            look: number of the last step in which tensors are looked at: their values are sampled
-                again, once. ``policy="cswap+"`` samples once per epoch instead.
+            look: number of the last step in which tensors are looked at. In each such step, prices
+                and times follow the steps before, and all values are sampled again: those of
+                ``policy="cswap+"`` once per epoch instead.
         """
         now_s = time.perf_counter()
         with self._lock:
+            looks = look != self._look
             for costs in self._costs.values():
-                costs.begin_step(now_s, exposed_s, self._chosen_from(costs))
+                costs.begin_step(now_s, exposed_s)
+                if looks:
+                    costs.look_back(self._chosen_from(costs))
             self._step += 1
-            self._round += look != self._look and self._paper is None
+            self._round += looks and self._paper is None
             self._look = look
 
     def _chosen_from(self, costs: LiveCosts) -> Iterator[tuple[Candidate, ...]]:
@@ -183,22 +187,17 @@ class Advisor:
         if codec is not None:
             found = _unasked(position, site, None, codec, why, x.nbytes)
             return self._remember(key, memory, found, costs, sampled=math.inf).advice
-        taken: TensorProfile | LateProfile | None = None
-        sampled = None
-        if memory is not None and memory.sampled >= self._round:
-            taken = memory.explanation.profile_for(x.nbytes)
-        if taken is None:
-            taken, sampled = self._sample(x, memory), self._round
-        if isinstance(taken, LateProfile):
-            if memory is None:  # until the sample has arrived, the last choice stands
+        taken = self._sample(x, memory)
+        if isinstance(taken, LateProfile):  # until it has arrived, the last choice stands
+            if memory is None or not self._allows(memory.advice.codec, site.kind):
                 found = _unasked(position, site, None, RAW, why + EARLY, x.nbytes)
-                memory = self._remember(key, None, found, costs, sampled=sampled)
+                memory = self._remember(key, memory, found, costs, sampled=STALE)
             memory.pending, memory.sampled = taken, STALE
             return memory.advice
         found = self._decide(
             x, site, position, taken, memory, why, tolerance=tolerance, may_keep=may_keep
         )
-        return self._remember(key, memory, found, costs, sampled=sampled).advice
+        return self._remember(key, memory, found, costs, sampled=self._round).advice
 
     def stands(self, advice: Advice, kind: str) -> bool:
         """Whether an advice is that of the next tensor of its call site, too, which takes it then.
@@ -212,10 +211,12 @@ class Advisor:
         memory.used_in = self._step
         return (
             memory.advice is advice
-            and memory.version == advice.costs.version
             and memory.sampled >= self._round
-            and (codec is None or codec.lossless or self.milder.allows(kind, codec.name))
+            and (codec is None or codec.lossless or self._allows(codec, kind))
         )
+
+    def _allows(self, codec: Codec | None, kind: str) -> bool:
+        return codec is None or codec.lossless or self.milder.allows(kind, codec.name)
 
     def pays_again(
         self, site: Site, position: int, nbytes: int, device_s: float, kind: str
@@ -303,7 +304,7 @@ class Advisor:
         explanation: Explanation,
         costs: LiveCosts,
         *,
-        sampled: float | None,
+        sampled: float,
     ) -> SiteMemory:
         codec = None if explanation.codec == KEEP else get_codec(explanation.codec)
         with self._lock:

@@ -29,11 +29,11 @@ LATEST: Final = 5
 WINDOW: Final = 64
 """Measurements that the device's line is fitted to."""
 
-PRIOR: Final = (1e-4, 1e-3) * 2
+PRIOR: Final = (1e-4, 1e-4, 1e-3, 1e-3)
 """Predicted seconds of fictitious measurements that agree with them: every line begins so."""
 
-FORGET: Final = 0.96
-"""Share of a codec's correction that is left after a refit without a measurement: half after 17."""
+FORGET: Final = 0.8
+"""Share of a correction that is left after a refit without a measurement: half after three."""
 
 ABSURD: Final = 1e4
 """A measurement this many times off is an error of the clock."""
@@ -80,8 +80,9 @@ class TimeCorrections:
         of_device = [(predicted, measured) for _, predicted, measured, known in new if known]
         if of_device:
             self._device += of_device
-        elif self._device:
-            self._device.popleft()
+        else:
+            left = int(FORGET * len(self._device))
+            self._device = deque([*self._device][len(self._device) - left :], WINDOW)
         points = np.array([*self._device, *zip(PRIOR, PRIOR, strict=True)])
         predicted = points[:, 0]
         terms = np.column_stack((1 / predicted, np.ones_like(predicted)))
@@ -93,11 +94,6 @@ class TimeCorrections:
         for name, predicted_s, measured_s, _ in new:
             found = math.log(measured_s / self._on_device(predicted_s))
             self._codecs.setdefault(name, deque(maxlen=LATEST)).append(found)
-
-    def snapshot(self) -> dict[str, float]:
-        """Factors: of the device for a short and for a long time, and by codec."""
-        device = {f"{x:g} s": self._on_device(x) / x for x in PRIOR[:2]}
-        return device | {name: self._factor(name) for name in self._codecs}
 
     def _on_device(self, predicted_s: float) -> float:
         overhead_s, slope = self._line

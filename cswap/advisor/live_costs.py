@@ -38,12 +38,6 @@ MARGIN: Final = 0.05
 HYSTERESIS: Final = 0.05
 """Share by which a codec must be cheaper than the codec in use."""
 
-MOVED: Final = 0.2
-"""Relative change of a price or a correction after which choices are made again."""
-
-REFIT_EVERY: Final = 4
-"""Steps between two updates of prices and corrections."""
-
 KEEP: Final = "keep"
 """Candidate that leaves the tensor in its own memory: no time, every byte."""
 
@@ -59,7 +53,6 @@ class LiveCosts:
 
     Attributes:
         price_s_per_byte: λ, the price of an encoded byte.
-        version: raised whenever choices should be made again.
         adapts: whether prices and choices follow measurements: times on this machine and in this
             run, sizes of encodings, the order in which they finish.
         corrections: of the codecs' times, by measured round trips.
@@ -88,10 +81,7 @@ class LiveCosts:
         self._base_price = min(patience * PRICES_S_PER_BYTE[kind], HOST_PRICE_S_PER_BYTE)
         self.corrections = TimeCorrections()
         self.price_s_per_byte = self._base_price
-        self.version = 0
         self._clock = StepClock()
-        self._n_steps = 0
-        self._settled: dict[str, float] = {}
         measured = stored(kind) if adapt else None
         self._times: dict[str, Times] = {} if measured is None else dict(measured.times)
         self._link = LINK_BYTES_PER_S[kind]
@@ -145,26 +135,19 @@ class LiveCosts:
         is_known = name in self._times or (rate is not None and not rate.assumed)
         self.corrections.observe(name, self.model_s(name, profile), device_s, of_device=is_known)
 
-    def begin_step(
-        self, now_s: float, exposed_s: float, chosen_from: Iterable[Sequence[Candidate]]
-    ) -> None:
-        """A step begins. Now and then, see whether prices and corrections have moved.
+    def begin_step(self, now_s: float, exposed_s: float) -> None:
+        """A step begins.
 
         Args:
             now_s: monotonic time.
             exposed_s: seconds that computation has waited for swaps since the first step.
-            chosen_from: candidates of each tensor of the step before.
         """
         self._clock.begin_step(now_s, exposed_s)
-        self._n_steps += 1
-        if self._n_steps % REFIT_EVERY:
-            return
+
+    def look_back(self, chosen_from: Iterable[Sequence[Candidate]]) -> None:
+        """Fit the price and the corrections. Args: chosen_from: candidates of the last tensors."""
         self.corrections.refit()
         self._fit_price(chosen_from)
-        found = {**self.corrections.snapshot(), "price": self.price_s_per_byte}
-        if any(_moved(self._settled.get(name), value) for name, value in found.items()):
-            self.version += 1
-            self._settled = found
 
     def _fit_price(self, chosen_from: Iterable[Sequence[Candidate]]) -> None:
         step_s = self._clock.step_s if self.adapts else None
@@ -184,10 +167,6 @@ class LiveCosts:
         if self._host_limit is not None:
             price = max(price, fit_price(options, self._host_limit, HOST_PRICE_S_PER_BYTE))
         self.price_s_per_byte = price
-
-
-def _moved(before: float | None, now: float) -> bool:
-    return before is None or abs(now - before) > MOVED * max(abs(before), abs(now), 1e-15)
 
 
 def cheapest(

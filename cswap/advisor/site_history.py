@@ -83,11 +83,6 @@ class Explanation:
             return self.known_nbytes
         return max((int(c.nbytes) for c in self.candidates), default=None)
 
-    def profile_for(self, nbytes: int) -> TensorProfile | None:
-        """The last sample, as one of a tensor of so many bytes."""
-        found = self.profile
-        return found if found is None or found.nbytes == nbytes else replace(found, nbytes=nbytes)
-
     @property
     def measured_cost_s(self) -> float | None:
         """The chosen codec's cost by measurement; None before the first round trip."""
@@ -127,9 +122,8 @@ class SiteMemory:
         explanation: the last decision.
         advice: it, as it is given out.
         used_in: step of the last use.
-        version: version of the prices and corrections at the decision.
         sampled: number of the round of samples (`Advisor.begin_step`) on which the decision rests;
-            infinite if it depends on no values; `STALE` if these have changed since.
+            infinite if it depends on no values; `STALE` if it is to be made again.
         pending: a sample that has not arrived yet.
         switches: number of changes of the choice.
     """
@@ -137,7 +131,6 @@ class SiteMemory:
     explanation: Explanation
     advice: Advice = field(init=False, repr=False, compare=False)
     used_in: int = 0
-    version: int = 0
     sampled: float = math.inf
     pending: LateProfile | None = None
     switches: int = 0
@@ -146,7 +139,7 @@ class SiteMemory:
     _measured: dict[str, Measured] = field(default_factory=dict)
 
     def decide(
-        self, explanation: Explanation, codec: Codec | None, costs: LiveCosts, sampled: float | None
+        self, explanation: Explanation, codec: Codec | None, costs: LiveCosts, sampled: float
     ) -> None:
         """Take over a new decision.
 
@@ -154,16 +147,14 @@ class SiteMemory:
             explanation: it.
             codec: its codec; None: the tensor stays.
             costs: of the kind of device.
-            sampled: see the attributes; None: it rests on the sample of the last one.
+            sampled: see the attributes.
         """
         self.switches += explanation.codec != self.explanation.codec
         self.explanation, self.advice = (
             explanation,
             Advice(codec, self, costs, bool(explanation.candidates)),
         )
-        self.version = costs.version
-        if sampled is not None:
-            self.sampled, self.pending, self._first = sampled, None, None
+        self.sampled, self.pending, self._first = sampled, None, None
 
     @property
     def used(self) -> str | None:
@@ -197,7 +188,7 @@ class SiteMemory:
             self._first = codec, ratio
             foretold = next((c.ratio for c in self.explanation.candidates if c.codec == codec), 0.0)
             if abs(ratio - foretold) > DRIFT * foretold > 0:
-                self.version = -1  # to be decided again, with what is known now
+                self.sampled = STALE
         elif abs(ratio - self._first[1]) > DRIFT * self._first[1]:
             self.sampled = STALE
 

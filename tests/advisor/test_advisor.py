@@ -287,11 +287,12 @@ def test_after_a_look_a_new_sample_is_taken_and_the_old_choice_serves_meanwhile(
     assert chosen[1] == KEEP
 
 
-def test_new_prices_are_no_new_sample_on_a_gpu(far, monkeypatch):
-    advisor = Advisor(SwapConfig(), None)
-    for _ in range(3):
-        advisor.choose(relu(0.6), Site(), 0, tolerance=EXACT, may_keep=True)
-    monkeypatch.delattr(module, "_is_far")  # nobody asks for a sample
-    advisor._costs_on("cpu").version += 1
-    found = advisor.choose(relu(0.6), Site(), 0, tolerance=EXACT, may_keep=True)
-    assert found.memory.version == advisor._costs_on("cpu").version
+def test_a_codec_that_the_guard_forbids_is_not_used_while_a_sample_is_awaited(far):
+    advisor, site = Advisor(SwapConfig(lossy="int8"), None), Site(kind="Linear")
+
+    def choose():
+        return advisor.choose(torch.randn(N), site, 0, tolerance=COARSE, may_keep=True).codec
+
+    assert [codec.name for codec in (choose(), choose()) if codec is not None] == ["raw", "int8"]
+    advisor.milder.forbid("Linear", "int8")
+    assert [codec.name for codec in (choose(), choose()) if codec is not None] == ["raw", "bf16"]

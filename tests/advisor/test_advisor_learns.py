@@ -12,7 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cswap.advisor import correction, live_costs
+from cswap.advisor import correction
 from cswap.advisor.advisor import Advisor
 from cswap.advisor.call_site import Site
 from cswap.advisor.candidates import default_rate, predicted_ratio
@@ -218,10 +218,8 @@ def test_choices_do_not_depend_on_times_if_runs_must_be_equal():
         run = Run()
         for step in range(10):
             run.step(sparse(0.6, step), slower=7.0)
-        assert run.advisor._costs["cpu"].corrections.snapshot() == {
-            "0.0001 s": 1.0,
-            "0.001 s": 1.0,
-        }
+        corrections = run.advisor._costs["cpu"].corrections
+        assert corrections.seconds(run.settled, 1e-3) == 1e-3
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -360,7 +358,7 @@ def test_on_a_full_link_everything_is(linked):
 
 def test_too_small_a_host_limit_raises_the_price():
     run = Run(host_limit=1000, codec="auto")
-    for step in range(2 * live_costs.REFIT_EVERY):
+    for step in range(8):
         run.step(sparse(0.6, step))
     assert run.advisor._costs["cpu"].price_s_per_byte > DEFAULT_PRICE_S_PER_BYTE
 
