@@ -135,7 +135,7 @@ class Advisor:
         now_s = time.perf_counter()
         with self._lock:
             looks = look != self._look
-            for costs in self._costs.values():
+            for costs in tuple(self._costs.values()):
                 costs.begin_step(now_s, exposed_s)
                 if looks:
                     costs.look_back(self._chosen_from(costs))
