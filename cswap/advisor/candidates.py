@@ -68,7 +68,7 @@ def lossy_candidates(lossy: str | float) -> tuple[str, ...]:
         return ()
     if isinstance(lossy, str):
         return _with_compositions([get_codec(lossy)])
-    return _with_compositions(c for c in _lossy_codecs() if _error(c) <= lossy)
+    return _with_compositions(c for c in _lossy_codecs() if relative_error(c) <= lossy)
 
 
 def lossy_by_tolerance(lossy: str | float) -> dict[int, tuple[str, ...]]:
@@ -84,8 +84,8 @@ def lossy_by_tolerance(lossy: str | float) -> dict[int, tuple[str, ...]]:
     if not coarse:
         return {}
     fine = [name for name in coarse if needed_tolerance(get_codec(name)) <= FINE]
-    most = _error(get_codec(lossy)) if isinstance(lossy, str) else lossy
-    half = lossy_candidates(HALF) if _error(get_codec(HALF)) <= most else ()
+    most = relative_error(get_codec(lossy)) if isinstance(lossy, str) else lossy
+    half = lossy_candidates(HALF) if relative_error(get_codec(HALF)) <= most else ()
     return {COARSE: coarse, FINE: tuple(dict.fromkeys((*fine, *half)))}
 
 
@@ -149,6 +149,7 @@ def _is_predicted(codec: Codec) -> bool:
     return codec.traits.predicted_ratio is not None
 
 
-def _error(codec: Codec) -> float:
+def relative_error(codec: Codec) -> float:
+    """The codec's relative error, as it says; infinite if it says none, also of a lossless one."""
     error = codec.traits.relative_error
     return math.inf if error is None else error
