@@ -94,25 +94,21 @@ def doctor(form: Form = Format.TABLE, as_json: AsJson = False) -> None:
 def calibrate(
     device: Annotated[str, typer.Option(help="Kind of device: cpu or cuda.")] = "cpu",
     show: Annotated[bool, typer.Option("--show", help="Measure nothing: show the last.")] = False,
-    again: Annotated[bool, typer.Option(help="Measure what is known already, too.")] = False,
     form: Form = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
     """Measure how long each codec takes on this machine, and its link, for the advisor.
 
-    Some seconds, best on an idle machine; Ctrl-C keeps what is done, the next run goes on. Exit
-    code 1 if there is nothing to show, 130 if interrupted.
+    Some seconds, best on an idle machine. Exit code 1 if there is nothing to show.
     """
     from cswap.advisor.calibration import path_of, stored
     from cswap.report import calibration as report
 
     if not show:
         _check_cache()
-    if not show and not _calibrate(device, again=again):
-        print("Interrupted: `cswap calibrate` goes on from here.")
-        raise typer.Exit(130)
+        _calibrate(device)
     found = stored(device)
-    if found is None:
+    if found is None or not found.times:
         print("This machine has not been calibrated: run `cswap calibrate`.")
         raise typer.Exit(1)
     emit(
@@ -138,19 +134,15 @@ def _check_cache() -> None:
         ) from error
 
 
-def _calibrate(device: str, *, again: bool) -> bool:
+def _calibrate(device: str) -> None:
     from rich.progress import Progress
 
     from cswap.advisor import calibrate as measuring
 
     with Progress(disable=not sys.stdout.isatty()) as progress:
         bar = progress.add_task("Measuring", total=measuring.n_steps(device))
-        try:
-            for name in measuring.steps(device, again=again):
-                progress.update(bar, advance=1, description=f"Measured {name}")
-        except KeyboardInterrupt:
-            return False
-    return True
+        for name in measuring.steps(device):
+            progress.update(bar, advance=1, description=f"Measured {name}")
 
 
 @app.command()
@@ -204,19 +196,19 @@ def tune(
             def show(n: int, bar: TaskID = bar) -> None:
                 progress.update(bar, completed=n)
 
-            results.append(tuner.tune(codec, device, budget=samples, baseline=True, progress=show))
+            results.append(tuner.tune(codec, device, budget=samples, progress=show))
     rows = []
     for r in results:
-        times = (r.default_s, r.random_s or 0.0, r.guided_s, r.seconds)
+        times = (r.default_s, r.guided_s, r.seconds)
         shape = ", ".join(f"{name} {value}" for name, value in r.shape.items())
         kept = " (default)" if r.shape == r.default else ""
         rows.append((r.codec, *(f"{1e3 * s:.3f}" for s in times), shape + kept))
     emit(
         chosen(form, as_json),
-        ("codec", "default ms", "random ms", "guided ms", "used ms", "shape"),
+        ("codec", "default ms", "guided ms", "used ms", "shape"),
         rows,
         lambda: [asdict(result) for result in results],
-        drop=("random ms", "guided ms"),
+        drop=("guided ms",),
     )
 
 

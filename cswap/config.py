@@ -210,7 +210,7 @@ def _parse_directory(value: Any, name: str) -> Path | None:
 def _parse_policy(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise ConfigError(f"{name}={shown(value)}: must be the name of a policy.")
-    return value  # checked by cswap.advisor.pricing, a layer that knows the names
+    return value  # checked by cswap.advisor.options, a layer that knows the names
 
 
 def _parse_plan(value: Any, _name: str) -> Any:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from bench.advisor.truth import Outcome
 
 ROUNDS: Final = 8
-"""Number of steps in which the advisor learns from its measurements."""
+"""Number of steps in which the advisor looks at all tensors, and learns from its measurements."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Cell:
         """Per tensor, the choice of the engine's own advisor, which gets the result of each."""
         lossy = "off" if self.mode == "lossless" else self.mode
         advisor = Advisor(SwapConfig(lossy=lossy), None)
-        for _ in range(ROUNDS):
-            advisor.begin_step(0.0)
+        for step in range(ROUNDS):
+            advisor.begin_step(0.0, look=step)
             for i, (x, of) in enumerate(zip(self.recording.tensors, self.outcomes, strict=True)):
                 tolerance = COARSE if x.is_floating_point() else EXACT
                 advice = advisor.choose(x, Site(), i, tolerance=tolerance, may_keep=True)

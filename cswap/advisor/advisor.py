@@ -2,9 +2,9 @@
 
 Note [when a choice is made again]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-The advisor remembers its choice per call site. It samples the values again after `RESAMPLE_EVERY`
-uses, later after up to `MOST_USES`, or when encodings come out larger or smaller than after the
-last sample. It chooses again, from the last sample, when prices or measured times have moved. At
+The advisor remembers its choice per call site. It samples the values and chooses again in a step
+in which the engine looks at every tensor (engine/order/looks.py), by the prices and the measured
+times of then, or when encodings come out larger or smaller than they were, or than was foretold. At
 all other times a choice is one look-up in a table. The advisor leaves a codec for another only if
 that is cheaper by `HYSTERESIS`, so that noise does not make it switch back and forth.
 
@@ -21,36 +21,33 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections import deque
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor import background_calibration as background
-from cswap.advisor import lossy_rules, options
-from cswap.advisor.call_site import Site
-from cswap.advisor.candidates import RAW, LosslessCandidates, LossyCandidates
-from cswap.advisor.cheapest import MARGIN, cheapest
+from cswap.advisor import cswap_plus_pricing, lossy_rules, options
+from cswap.advisor.candidates import HALF_LEAST, RAW, lossy_by_tolerance
 from cswap.advisor.cost import candidate
-from cswap.advisor.live_costs import KEEP, REMAT, UNREAD, LiveCosts
+from cswap.advisor.live_costs import KEEP, MARGIN, REMAT, UNREAD, LiveCosts, cheapest
 from cswap.advisor.lossy_fallback import Milder
-from cswap.advisor.named_codec import AUTO, NamedCodecs
-from cswap.advisor.pricing import make_pricing, static_codec
+from cswap.advisor.named_codec import admissible, named_codec
 from cswap.advisor.rates import HOOKS_S, LINK_BYTES_PER_S
-from cswap.advisor.site_history import Advice, Explanation, SiteMemory
+from cswap.advisor.site_history import STALE, Advice, Explanation, SiteMemory
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
-from cswap.codecs.tolerance import EXACT
+from cswap.codecs.tolerance import EXACT, FINE
 from cswap.profiler import LateProfile, profile
 from cswap.ranks import must_agree
 from cswap.recent import Recent, rough_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterator, Sequence
 
     import torch
 
+    from cswap.advisor.call_site import Site
     from cswap.advisor.candidates import FallBack
-    from cswap.advisor.site_history import Learner
+    from cswap.advisor.cost import Candidate
+    from cswap.codecs.base import Codec
     from cswap.config import SwapConfig
     from cswap.schema.plan import Plan
     from cswap.schema.tensor import TensorProfile
@@ -58,12 +55,11 @@ if TYPE_CHECKING:
 MAX_SITES: Final = 1 << 13
 """Call sites remembered, each once for each size class of its tensors."""
 
-EARLY: Final = "its values are not known yet"
-"""Reason for a choice made before a GPU's sample has arrived."""
+CHEAPEST: Final = "lowest predicted cost"
+"""Reason for the cheapest candidate."""
 
-_BEFORE_PROFILE: Final = ("bitpack", "zvc", RAW)
-"""Until a tensor's profile has arrived, the first of these codecs that takes it encodes it: they
-are fast and never enlarge a tensor by much."""
+EARLY: Final = "its values are not known yet"
+"""Reason of tensors that go raw before a GPU's sample has arrived."""
 
 _SiteKey = tuple[int, str, "torch.dtype", int, int, str | None]
 
@@ -94,16 +90,15 @@ class Advisor:
             ConfigError: the options contradict each other.
         """
         options.check(config, plan)
-        self._config, self._lossless = config, LosslessCandidates(fall_back)
-        self._pricing = make_pricing(config.policy)
+        self._config, self._fall_back = config, fall_back
+        self._paper = cswap_plus_pricing.CswapPlusPricing() if config.policy == "cswap+" else None
         self.may_use_lossy = options.may_use_lossy(config, plan)
         self.milder = Milder()
-        self._named = NamedCodecs(config, static_codec(config.policy), self.milder)
         self._lock = threading.Lock()
         self._sites: Recent[_SiteKey, SiteMemory] = Recent(MAX_SITES)
-        self._used: deque[SiteMemory] = deque(maxlen=MAX_SITES)
         self._recomputed: Recent[tuple[int, str, int], Explanation] = Recent(MAX_SITES)
-        self._epoch = 0
+        self._step = self._look = 0
+        self._round = 0  # of samples
         self._costs: dict[str, LiveCosts] = {}  # by kind of device
 
     def tolerance_of(self, tensor: torch.Tensor, site: Site) -> int:
@@ -111,37 +106,48 @@ class Advisor:
         return lossy_rules.tolerance_of(tensor, site) if self.may_use_lossy else EXACT
 
     @cached_property
-    def _lossy(self) -> LossyCandidates:
-        return LossyCandidates(self._config.lossy)
+    def _lossy(self) -> dict[int, tuple[str, ...]]:
+        return lossy_by_tolerance(self._config.lossy)
 
     def forget_sites(self) -> None:
         """Know no call site from here on: a plan is no longer followed."""
         with self._lock:
             for memory in self._sites.values():
-                memory.stale = True  # an engine may remember its advice
+                memory.sampled = STALE  # an engine may remember its advice
             self._sites.clear()
 
     def begin_epoch(self, epochs: int) -> None:
         """The next of ``epochs`` epochs begins; it matters to ``policy="cswap+"`` only."""
-        with self._lock:
-            self._epoch += 1
-            self._pricing.begin_epoch(self._epoch, epochs)
-            for costs in tuple(self._costs.values()):
-                costs.version += 1
+        if self._paper is not None:
+            with self._lock:
+                self._paper.begin_epoch(epochs)
+                self._round += 1
 
-    def begin_step(self, exposed_s: float) -> None:
-        """A step begins: fit prices to the steps before.
+    def begin_step(self, exposed_s: float, look: int = 0) -> None:
+        """A step begins.
 
         Args:
             exposed_s: seconds that computation has waited for swaps since the first step.
+            look: number of the last step in which tensors are looked at. In each such step, prices
+                and times follow the steps before, and all values are sampled again: those of
+                ``policy="cswap+"`` once per epoch instead.
         """
         now_s = time.perf_counter()
         with self._lock:
-            used = [*self._used]
-            self._used.clear()
+            looks = look != self._look
             for costs in tuple(self._costs.values()):
-                if costs.begin_step(now_s, exposed_s):
-                    costs.look_back(used)
+                costs.begin_step(now_s, exposed_s)
+                if looks:
+                    costs.look_back(self._chosen_from(costs))
+            self._step += 1
+            self._round += looks and self._paper is None
+            self._look = look
+
+    def _chosen_from(self, costs: LiveCosts) -> Iterator[tuple[Candidate, ...]]:
+        # Of the tensors of the step that has ended, on that kind of device.
+        for memory in self._sites.values():
+            if memory.used_in == self._step and memory.advice.costs is costs:
+                yield memory.advice.candidates
 
     def choose(
         self,
@@ -169,68 +175,48 @@ class Advisor:
             ConfigError: the user's own function named a codec that does not exist.
         """
         key = (position, site.scope, x.dtype, self._class_of(x), tolerance, planned or site.codec)
-        kind = x.device.type
-        costs = self._costs.get(kind) or self._costs_on(kind)
+        costs = self._costs.get(x.device.type) or self._costs_on(x.device.type)
         with self._lock:
             memory = self._sites.get(key)
             if memory is not None:
-                self._used.append(memory)
-                memory.uses += 1
-                memory.stale = memory.stale or fresh
-                if self._is_settled(memory, costs, site.kind):
-                    return memory.advice or Advice(memory.codec, memory, costs)
-        taken, sampled = None, True
-        if memory is not None and not self._needs_sample(memory):
-            taken = memory.explanation.profile_for(x.nbytes)
-            sampled = taken is None
-        elif _is_far(x) and self._needs_profile(x, site, planned):
-            pending = LateProfile(x) if memory is None or not memory.pending else memory.pending
-            taken = pending.get() if self._may_adapt() else pending.wait()
-            if taken is None:
-                return self._wait_for(pending, key, memory, x, costs)
-        explanation = self._decide(
-            x,
-            site,
-            position,
-            taken,
-            memory,
-            tolerance=tolerance,
-            may_keep=may_keep,
-            planned=planned,
+                if fresh:
+                    memory.sampled = STALE
+                if self.stands(memory.advice, site.kind):
+                    return memory.advice
+        codec, why = self._named(x, site, planned, tolerance)
+        if codec is not None:
+            found = _unasked(position, site, None, codec, why, x.nbytes)
+            return self._remember(key, memory, found, costs, sampled=math.inf).advice
+        taken = self._sample(x, memory)
+        if isinstance(taken, LateProfile):  # until it has arrived, the last choice stands
+            if memory is None or not self._allows(memory.advice.codec, site.kind):
+                found = _unasked(position, site, None, RAW, why + EARLY, x.nbytes)
+                memory = self._remember(key, memory, found, costs, sampled=STALE)
+            memory.pending, memory.sampled = taken, STALE
+            return memory.advice
+        found = self._decide(
+            x, site, position, taken, memory, why, tolerance=tolerance, may_keep=may_keep
         )
-        return self._remember(key, memory, explanation, costs, sampled=sampled)
+        return self._remember(key, memory, found, costs, sampled=self._round).advice
 
     def stands(self, advice: Advice, kind: str) -> bool:
-        """Whether an advice is that of the next tensor of its call site, too.
-
-        If it is used, `has_used` is to be told.
+        """Whether an advice is that of the next tensor of its call site, too, which takes it then.
 
         Args:
             advice: that `choose` gave for the last one.
             kind: of module.
         """
-        memory, costs, codec = advice.memory, advice.costs, advice.codec
-        with self._lock:
-            if memory.advice is not advice:
-                return False
-            memory.uses += 1
-            # First without calls, since this is asked for each tensor that leaves.
-            found = (
-                memory.uses <= memory.good_for
-                and memory.version == costs.version
-                and not memory.stale
-                and memory.pending is None
-                and (codec is None or codec.lossless)
-            ) or self._is_settled(memory, costs, kind)
-            memory.uses -= 1
-        return found
+        # Without calls of Python, where it can be: it is asked for each tensor that leaves.
+        memory, codec = advice.memory, advice.codec
+        memory.used_in = self._step
+        return (
+            memory.advice is advice
+            and memory.sampled >= self._round
+            and (codec is None or codec.lossless or self._allows(codec, kind))
+        )
 
-    def has_used(self, advices: Iterable[Advice]) -> None:
-        """Count one more use of each of these advices, which stood."""
-        with self._lock:
-            for advice in advices:
-                advice.memory.uses += 1
-                self._used.append(advice.memory)
+    def _allows(self, codec: Codec | None, kind: str) -> bool:
+        return codec is None or codec.lossless or self.milder.allows(kind, codec.name)
 
     def pays_again(
         self, site: Site, position: int, nbytes: int, device_s: float, kind: str
@@ -275,24 +261,6 @@ class Advisor:
         # Sizes that share a choice: see Note [a choice is for sizes that are close].
         return x.numel() if callable(self._config.codec) else rough_size(x.numel())
 
-    def _is_settled(self, memory: SiteMemory, costs: Learner, kind: str) -> bool:
-        return (
-            memory.pending is None
-            and (
-                memory.codec is None
-                or memory.codec.lossless
-                or self.milder.allows(kind, memory.codec.name)
-            )
-            and memory.version == costs.version
-            and not self._needs_sample(memory)
-        )
-
-    def _needs_sample(self, memory: SiteMemory) -> bool:
-        if self._pricing.per_epoch:
-            return memory.epoch != self._epoch
-        old = memory.uses > memory.sample_every and not memory.fixed
-        return old or memory.stale or memory.pending is not None
-
     def _costs_on(self, kind: str) -> LiveCosts:
         found = self._costs.get(kind)
         if found is None:
@@ -300,10 +268,34 @@ class Advisor:
             assert limit is None or isinstance(limit, int)
             # A link's price follows its time.
             patience = options.patience_of(self._config) if LINK_BYTES_PER_S[kind] is None else 1.0
-            costs = LiveCosts(kind, limit, adapt=self._may_adapt(), patience=patience)
+            costs = LiveCosts(
+                kind,
+                limit,
+                adapt=self._may_adapt(),
+                patience=patience,
+                fall_back=self._fall_back,
+            )
             found = self._costs.setdefault(kind, costs)
-            background.start_once(kind)
         return found
+
+    def _named(
+        self, x: torch.Tensor, site: Site, planned: str | None, tolerance: int
+    ) -> tuple[str | None, str]:
+        # The codec that somebody has named, and who; None: the advisor chooses. Then why the named
+        # codec cannot serve, if there is one.
+        name, why = named_codec(self._config, x, site, planned)
+        if name is None:
+            return None, ""
+        codec, refusal = admissible(name, x, site.kind, self.milder, tolerance=tolerance)
+        if codec is None and options.static_codec(self._config.policy) is not None:
+            return RAW, f"{refusal}policy {self._config.policy}"
+        return codec, refusal or why
+
+    def _sample(self, x: torch.Tensor, memory: SiteMemory | None) -> TensorProfile | LateProfile:
+        if not _is_far(x):
+            return profile(x)
+        late = LateProfile(x) if memory is None or memory.pending is None else memory.pending
+        return (late.get() if self._may_adapt() else late.wait()) or late
 
     def _remember(
         self,
@@ -312,47 +304,15 @@ class Advisor:
         explanation: Explanation,
         costs: LiveCosts,
         *,
-        sampled: bool,
-    ) -> Advice:
+        sampled: float,
+    ) -> SiteMemory:
         codec = None if explanation.codec == KEEP else get_codec(explanation.codec)
         with self._lock:
             if memory is None:
-                memory = self._sites[key] = SiteMemory(explanation, codec)
-                self._used.append(memory)
-            memory.decide(explanation, codec, costs.version)
-            # No profile was asked for, and none is awaited.
-            memory.fixed = explanation.profile is None and not explanation.reason.endswith(EARLY)
-            samples_again = not (memory.fixed or self._pricing.per_epoch)
-            memory.good_for = memory.sample_every if samples_again else math.inf
-            if sampled:
-                memory.sampled()
-                memory.epoch = self._epoch
-            memory.advice = Advice(codec, memory, costs)
-        return memory.advice
-
-    def _wait_for(
-        self,
-        pending: LateProfile,
-        key: _SiteKey,
-        memory: SiteMemory | None,
-        x: torch.Tensor,
-        costs: LiveCosts,
-    ) -> Advice:
-        # Until the sample has arrived, the last choice stands; at first, a cheap codec.
-        if memory is None:
-            codec = next(
-                c for c in map(get_codec, _BEFORE_PROFILE) if takes(c, x.dtype, x.device.type)
-            )
-            position, scope = key[:2]
-            explanation = _unasked(position, Site(scope), None, codec.name, EARLY, x.nbytes)
-            memory = SiteMemory(explanation, codec)
-            with self._lock:
-                self._sites[key] = memory
-        memory.pending = pending
-        return Advice(memory.codec, memory, costs)
-
-    def _needs_profile(self, x: torch.Tensor, site: Site, planned: str | None) -> bool:
-        return self._named.name(x, site, planned)[0] in AUTO
+                memory = SiteMemory(explanation, used_in=self._step)
+            memory.decide(explanation, codec, costs, sampled)
+            self._sites[key] = memory
+        return memory
 
     def explain(self) -> list[Explanation]:
         """The last decision of every call site, in the order of the step."""
@@ -368,34 +328,48 @@ class Advisor:
         x: torch.Tensor,
         site: Site,
         position: int,
-        taken: TensorProfile | None,
+        taken: TensorProfile,
         memory: SiteMemory | None,
+        why: str,
         *,
         tolerance: int,
         may_keep: bool,
-        planned: str | None,
     ) -> Explanation:
-        forced, reason = self._named.name(x, site, planned)
-        if callable(self._config.codec) and forced is None:
-            taken = taken or profile(x)
-            forced, reason = self._by_function(taken), "the codec function said so"
-            if forced == KEEP:
-                return _unasked(position, site, taken, KEEP, reason, x.nbytes)
-        if forced not in AUTO:
-            name, why = self._named.admissible(str(forced), x, site.kind, tolerance=tolerance)
-            if name is not None:
+        if callable(self._config.codec):
+            name: str | None = self._by_function(taken)
+            reason = "the codec function said so"
+            if name not in (None, KEEP, "auto"):
+                name, why = admissible(name, x, site.kind, self.milder, tolerance=tolerance)
+            if name not in (None, "auto"):
                 return _unasked(position, site, taken, name, reason, x.nbytes)
-            reason = why
-        else:
-            reason = ""
-        if taken is None:
-            taken = self._late_profile(x) if _is_far(x) else profile(x)
-        if taken is None:  # a codec was named that does not take this tensor
-            return _unasked(position, site, None, RAW, reason + EARLY, x.nbytes)
+        costs, kind = self._costs_on(x.device.type), x.device.type
         stay = (KEEP, RAW) if may_keep else (RAW,)
-        lossy = self.milder.among(self._lossy.of(tolerance, taken), x, site.kind)
-        names = (*stay, *self._lossless.on(x.device.type), *lossy)
-        return self._cheapest(x, site, position, reason, names, taken, memory, tolerance=tolerance)
+        fits = tolerance != FINE or taken.amax >= HALF_LEAST
+        lossy = self._lossy.get(tolerance, ()) if fits else ()
+        lossy = self.milder.among(lossy, x, site.kind)
+        factors = {} if memory is None else memory.ratio_factors()
+        priced: Sequence[Candidate] = [
+            quote
+            for name in (*stay, *costs.lossless, *lossy)
+            if name == KEEP or takes(get_codec(name), x.dtype, kind)
+            if (quote := costs.quote(name, taken, factors.get(name, 1.0))) is not None
+        ]
+        reason = CHEAPEST
+        if self._paper is not None:
+            reason = cswap_plus_pricing.REASON
+            priced = self._paper.price(x, taken, priced, costs, tolerance=tolerance)
+        candidates = tuple(sorted(priced, key=lambda c: c.cost_s))
+        best, reason = cheapest(candidates, reason, None if memory is None else memory.used)
+        return Explanation(
+            position,
+            site,
+            taken,
+            candidates,
+            best.codec,
+            why + reason,
+            costs.price_s_per_byte,
+            hooks_s=HOOKS_S[kind],
+        )
 
     def _by_function(self, taken: TensorProfile) -> str:
         function = self._config.codec
@@ -410,44 +384,6 @@ class Advisor:
         # Times, and the order in which encodes finish, differ from run to run and from rank to
         # rank. Deterministic runs, and ranks with lossy codecs, choose by neither.
         return not must_agree(lossy=self.may_use_lossy)
-
-    def _late_profile(self, x: torch.Tensor) -> TensorProfile | None:
-        pending = LateProfile(x)
-        return pending.get() if self._may_adapt() else pending.wait()
-
-    def _cheapest(
-        self,
-        x: torch.Tensor,
-        site: Site,
-        position: int,
-        reason: str,
-        names: tuple[str, ...],
-        taken: TensorProfile,
-        memory: SiteMemory | None,
-        *,
-        tolerance: int,
-    ) -> Explanation:
-        costs = self._costs_on(x.device.type)
-        quotes = [
-            quote
-            for name in names
-            if name == KEEP or takes(get_codec(name), x.dtype, x.device.type)
-            if (quote := costs.quote(name, taken, memory)) is not None
-        ]
-        priced = self._pricing.price(x, quotes, costs, tolerance=tolerance)
-        candidates = tuple(sorted(priced, key=lambda c: c.cost_s))
-        used = None if memory is None or memory.pending else memory.explanation.codec
-        best, why = cheapest(candidates, self._pricing.reason, used)
-        return Explanation(
-            position,
-            site,
-            taken,
-            candidates,
-            best.codec,
-            reason + why,
-            costs.price_s_per_byte,
-            hooks_s=HOOKS_S[x.device.type],
-        )
 
 
 def _is_far(x: torch.Tensor) -> bool:

@@ -1,29 +1,26 @@
-"""Measures this machine's codecs and link: `cswap calibrate`, and once in the background."""
+"""Measures this machine's codecs and link: `cswap calibrate`."""
 
 from __future__ import annotations
 
-import math
 import statistics
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from cswap.advisor import link
 from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, stored
-from cswap.advisor.candidates import all_candidates, nvcomp_candidates
+from cswap.advisor.candidates import RAW, all_candidates, nvcomp_candidates
 from cswap.advisor.fit import fit
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
-from cswap.codecs.warmup import WARM
 from cswap.display import shown
 from cswap.errors import CswapError, UnsupportedError
 from cswap.log import log
 from cswap.profiler import profile
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from cswap.codecs.base import Codec
 
@@ -36,101 +33,65 @@ ZEROS: Final = (0.0, 0.5, 0.9)
 ROUNDS: Final = 5
 """Measurements per tensor, of which the median counts."""
 
-ATTEMPTS: Final = 3
-"""Attempts to measure a codec's times, as long as they come out impossible."""
-
-LONGEST_S: Final = 60.0
-"""A measured time is impossible if it is not finite, not above 0, or not below this."""
-
 LINK: Final = "link"
 """Name of the last step of a calibration."""
 
 
-def steps(
-    kind: str,
-    *,
-    again: bool = False,
-    compiled_only: bool = False,
-    check: Callable[[], None] = lambda: None,
-) -> Iterator[str]:
-    """Calibrate step by step. Each step is saved at once, so a run may be interrupted.
-
-    An interrupted calibration is continued. A complete one is repeated, or extended if codecs were
-    added since.
+def steps(kind: str) -> Iterator[str]:
+    """Calibrate step by step; the measurements are saved after the last step.
 
     Yields:
         Name of each codec once it is measured; at last `LINK`.
 
     Args:
         kind: kind of device; "cpu" or "cuda".
-        again: repeat the steps of an earlier run, too.
-        compiled_only: leave out codecs whose kernels this process would have to compile first. If
-            only such codecs are lacking, nothing is done.
-        check: is called again and again within a step; an exception of it ends the run.
 
     Raises:
         UnsupportedError: there is no such device here.
     """
     _check(kind)
-    found = None if again else stored(kind, partial=True)
-    if found is None or (found.complete and not lacking(found)):
-        found = Calibration(machine_of(kind), {}, complete=False)
-    missing = lacking(found)
-    if compiled_only:
-        missing = frozenset(name for name in missing if _is_compiled(name, kind))
-        if found.complete and not missing:
-            return
+    times: dict[str, CodecTimes] = {}
+    left_out: dict[str, str] = {}
     for name in _names(kind):
-        if name in missing:
-            found = _with_codec(found, name, kind, check)
-            found.save()
+        try:
+            times[name] = measure(name, kind)
+        except (ValueError, RuntimeError, CswapError) as error:
+            log.warning("%s was not calibrated (%s); its default rates are used.", name, error)
+            left_out[name] = str(error)
         yield name
+    found, raw = None, times.get(RAW)
     try:
-        found = replace(found, link=link.measure_link(kind, check))
+        if kind == "cuda":
+            found = link.measure_link()
+        elif raw is not None:
+            found = link.link_of_cpu(raw)
     except (RuntimeError, CswapError) as error:
         log.warning("The link could not be measured (%s); defaults are used.", error)
-    replace(found, complete=True).save()
+    before = stored(kind)
+    shapes = {} if before is None else before.shapes
+    Calibration(machine_of(kind), times, found, left_out, shapes).save()
     yield LINK
 
 
 def n_steps(kind: str) -> int:
-    """Number of steps of a whole calibration of that kind of device."""
+    """Number of steps of a calibration of that kind of device."""
     return len(_names(kind)) + 1
-
-
-def lacking(found: Calibration) -> frozenset[str]:
-    """Codecs that the advisor considers and that this calibration has not tried to measure."""
-    return frozenset(_names(found.machine["kind"])) - found.times.keys() - found.left_out.keys()
 
 
 def _names(kind: str) -> tuple[str, ...]:
     return (*all_candidates(), *nvcomp_candidates(kind))
 
 
-def _is_compiled(name: str, kind: str) -> bool:
-    codec = get_codec(name)
-    return codec.verbatim or (name, _dtype(codec, kind), torch.device(kind)) in WARM
-
-
-def _with_codec(found: Calibration, name: str, kind: str, check: Callable[[], None]) -> Calibration:
-    try:
-        return replace(found, times={**found.times, name: measure(name, kind, check)})
-    except (ValueError, RuntimeError, CswapError) as error:
-        log.warning("%s was not calibrated (%s); its default rates are used.", name, error)
-        return replace(found, left_out={**found.left_out, name: str(error)})
-
-
-def measure(name: str, kind: str, check: Callable[[], None] = lambda: None) -> CodecTimes:
+def measure(name: str, kind: str) -> CodecTimes:
     """Measure the times of a codec on this machine, in a few tenths of a second.
 
     Args:
         name: name of the codec.
         kind: kind of device.
-        check: is called before each measurement; an exception of it ends them.
 
     Raises:
         UnsupportedError: there is no such device here, or the codec takes no tensors on it.
-        ValueError: the measured times are impossible, after `ATTEMPTS` attempts.
+        ValueError: the measured times are impossible.
     """
     _check(kind)
     codec = get_codec(name)
@@ -142,15 +103,12 @@ def measure(name: str, kind: str, check: Callable[[], None] = lambda: None) -> C
     decode: list[list[float]] = [[] for _ in tensors]
     for _ in range(ROUNDS):
         for i, x in enumerate(tensors):  # in turns: a disturbance then hits all tensors alike
-            check()
-            encode_s, decode_s = _once(codec, x)
+            _, encode_s, decode_s = round_trip(codec, x, repeat=1)
             encode[i].append(encode_s)
             decode[i].append(decode_s)
-    scratch = codec.bound(tensors[-1].dtype, tensors[-1].numel()) / tensors[-1].nbytes
     return CodecTimes(
         fit(profiles, [statistics.median(s) for s in encode]),
         fit(profiles, [statistics.median(s) for s in decode]),
-        scratch,
     )
 
 
@@ -159,17 +117,9 @@ def _check(kind: str) -> None:
         raise UnsupportedError(f"device={shown(kind)}: not here; known are {', '.join(SIZES)}.")
 
 
-def _once(codec: Codec, x: torch.Tensor) -> tuple[float, float]:
-    for _ in range(ATTEMPTS):
-        _, encode_s, decode_s = round_trip(codec, x, repeat=1)
-        if all(math.isfinite(s) and 0 < s < LONGEST_S for s in (encode_s, decode_s)):
-            return encode_s, decode_s
-    raise ValueError(f"its measured times are impossible: {encode_s}, {decode_s} s")
-
-
 def _tensors(codec: Codec, kind: str) -> Iterator[torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
-    dtype = _dtype(codec, kind)
+    dtype = next((d for d in (torch.float32, torch.int64) if takes(codec, d, kind)), None)
     if dtype is None:
         raise UnsupportedError(f"it takes neither float32 nor int64 on {kind}")
     for nbytes in SIZES[kind]:
@@ -179,8 +129,3 @@ def _tensors(codec: Codec, kind: str) -> Iterator[torch.Tensor]:
             else:
                 x = torch.randint(1, 1000, (nbytes // 8,), generator=generator)
             yield (x * (torch.rand(x.shape, generator=generator) >= zeros)).to(kind)
-
-
-def _dtype(codec: Codec, kind: str) -> torch.dtype | None:
-    # Of the measured tensors.
-    return next((d for d in (torch.float32, torch.int64) if takes(codec, d, kind)), None)

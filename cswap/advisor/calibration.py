@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from cswap import cache_folder
 from cswap.advisor.fit import TimeModel
-from cswap.advisor.link import Link
+from cswap.codecs.launcher import LaunchShape
+from cswap.codecs.parallel import RangeShape
 from cswap.display import shown
 from cswap.errors import ConfigError
 from cswap.log import log
@@ -28,7 +29,19 @@ if TYPE_CHECKING:
 
 _CHECK: Final = Checks(ConfigError)
 
-VERSION: Final = 2
+VERSION: Final = 3
+
+SHAPE_OF: Final[dict[str, type[RangeShape | LaunchShape]]] = {
+    "cpu": RangeShape,
+    "cuda": LaunchShape,
+}
+"""Launch shapes by kind of device."""
+
+MOST_OF_SHAPE: Final = 1024
+"""Largest number in one."""
+
+MOST_BYTES_PER_S: Final = 1e14
+"""Of a link: more is an error of the measurement."""
 
 _PACKAGES: Final = (
     "torch",
@@ -47,16 +60,31 @@ class CodecTimes:
     Attributes:
         encode: model of the encode's time; on a CPU, by one thread.
         decode: model of the decode's time.
-        scratch_per_byte: bytes of working memory per raw byte.
     """
 
     encode: TimeModel
     decode: TimeModel
-    scratch_per_byte: float = 1.0
 
     def device_s(self, profile: TensorProfile) -> float:
         """Seconds of encode and decode together."""
         return self.encode.seconds(profile) + self.decode.seconds(profile)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Measured rates of a link.
+
+    Attributes:
+        d2h_bytes_per_s: rate out, alone.
+        h2d_bytes_per_s: rate back, alone.
+        latency_s: time of a copy before its bytes flow.
+        duplex_factor: share of its rate that each direction keeps while both are busy.
+    """
+
+    d2h_bytes_per_s: float
+    h2d_bytes_per_s: float
+    latency_s: float
+    duplex_factor: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +96,14 @@ class Calibration:
         times: by codec.
         link: out and back; None: not measured yet.
         left_out: reason by codec that gave no usable figures.
-        complete: whether every step was done; False: the run was interrupted and may continue.
+        shapes: launch shape by codec that was tuned (tuner.py).
     """
 
     machine: dict[str, str]
     times: dict[str, CodecTimes]
     link: Link | None = None
     left_out: dict[str, str] = field(default_factory=dict)
-    complete: bool = True
+    shapes: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def save(self) -> Path:
         """Write to the cache folder, whole or not at all; returns the path.
@@ -83,21 +111,11 @@ class Calibration:
         Raises:
             OSError: the folder cannot be written to.
         """
-        global _n_saved
         path = path_of(self.machine)
         record = {"version": VERSION, **asdict(self)}
         cache_folder.write(path, (json.dumps(record, indent=1) + "\n").encode())
         _read.cache_clear()
-        _n_saved += 1
         return path
-
-
-_n_saved = 0
-
-
-def n_saved() -> int:
-    """Number of times that this process has saved a calibration: `stored` may differ after one."""
-    return _n_saved
 
 
 def machine_of(kind: str) -> dict[str, str]:
@@ -123,15 +141,9 @@ def path_of(machine: dict[str, str]) -> Path:
     return folder() / f"{machine['kind']}-{digest}.json"
 
 
-def stored(kind: str, *, partial: bool = False) -> Calibration | None:
-    """This machine's usable calibration for that kind of device; None if there is none.
-
-    Args:
-        kind: kind of device.
-        partial: whether an interrupted calibration is usable.
-    """
-    found = _read(kind, folder())
-    return found if found is None or found.complete or partial else None
+def stored(kind: str) -> Calibration | None:
+    """This machine's calibration for that kind of device; None if there is none."""
+    return _read(kind, folder())
 
 
 @cache
@@ -160,25 +172,31 @@ def _parsed(record: dict[str, Any], machine: dict[str, str]) -> Calibration:
     for name, value in _CHECK.mapping("times", record.get("times"), "objects").items():
         where = f"times[{shown(name)}]"
         entry = _CHECK.record(where, value, CodecTimes)
-        scratch = _CHECK.number(f"{where}.scratch", entry.get("scratch_per_byte", 1.0), 0.0, 1e6)
         encode = _model(f"{where}.encode", entry["encode"])
-        times[name] = CodecTimes(encode, _model(f"{where}.decode", entry["decode"]), scratch)
+        times[name] = CodecTimes(encode, _model(f"{where}.decode", entry["decode"]))
     left_out = _CHECK.mapping("left_out", record.get("left_out"), "text")
     for name, why in left_out.items():
         _CHECK.text(f"left_out[{shown(name)}]", why)
     link = None if record.get("link") is None else _link(record["link"])
-    complete = _CHECK.flag("complete", record.get("complete"))
-    return Calibration(machine, times, link, left_out, complete)
+    shapes = _CHECK.mapping("shapes", record.get("shapes"), "launch shapes")
+    for name, shape in shapes.items():
+        _shape(f"shapes[{shown(name)}]", shape, SHAPE_OF[machine["kind"]])
+    return Calibration(machine, times, link, left_out, shapes)
+
+
+def _shape(where: str, value: Any, kind: type[RangeShape | LaunchShape]) -> None:
+    shape = _CHECK.record(where, value, kind)
+    for name, number in shape.items():
+        _CHECK.count(f"{where}.{name}", number, 1, MOST_OF_SHAPE)
+    kind(**shape)  # which refuses other values
 
 
 def _link(value: Any) -> Link:
     entry = _CHECK.record("link", value, Link)
     for name in ("d2h_bytes_per_s", "h2d_bytes_per_s"):
-        _CHECK.number(f"link.{name}", entry[name], 1e6, 1e14)
-    for name in ("duplex_factor", "loaded_factor"):
-        _CHECK.number(f"link.{name}", entry[name], 1e-6, 1.0)
+        _CHECK.number(f"link.{name}", entry[name], 1e6, MOST_BYTES_PER_S)
+    _CHECK.number("link.duplex_factor", entry["duplex_factor"], 1e-6, 1.0)
     _CHECK.number("link.latency_s", entry["latency_s"], 0.0, 1.0)
-    _CHECK.number("link.codec_tax", entry["codec_tax"], 0.0, 0.999)
     return Link(**entry)
 
 

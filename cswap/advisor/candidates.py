@@ -36,8 +36,8 @@ HALF: Final = "fp16"
 """Codec for tensors that forgive a small error."""
 
 HALF_LEAST: Final = 2.0**-6
-"""Largest magnitude that a tensor must have for `HALF`. A float16 keeps 11 bits down to 2**-14.
-"""
+"""Largest magnitude that a tensor of tolerance FINE must have. A float16 keeps 11 bits down to
+2**-14."""
 
 _warned: set[str] = set()
 
@@ -68,60 +68,25 @@ def lossy_candidates(lossy: str | float) -> tuple[str, ...]:
         return ()
     if isinstance(lossy, str):
         return _with_compositions([get_codec(lossy)])
-    return _with_compositions(c for c in _lossy_codecs() if _error(c) <= lossy)
+    return _with_compositions(c for c in _lossy_codecs() if relative_error(c) <= lossy)
 
 
-class LosslessCandidates:
-    """The lossless candidates, by kind of device."""
+def lossy_by_tolerance(lossy: str | float) -> dict[int, tuple[str, ...]]:
+    """The lossy candidates of a tensor by its tolerance (`cswap.codecs.tolerance`).
 
-    def __init__(self, fall_back: FallBack | None = None) -> None:
-        """Args: fall_back: told why an nvCOMP that is installed is not used; None: nobody is."""
-        self._fall_back = fall_back
-        self._known: dict[str, tuple[str, ...]] = {}
+    `HALF` is one of a tensor that forgives little, where the option admits a codec with as large an
+    error, or a larger one.
 
-    def on(self, kind: str) -> tuple[str, ...]:
-        """Their names. At first, all codecs are imported to be asked."""
-        found = self._known.get(kind)
-        if found is None:
-            found = self._known[kind] = (*lossless_candidates(), *nvcomp_candidates(kind))
-            why = nvcomp_library.failure() if kind == "cuda" else None
-            if why is not None and self._fall_back is not None:
-                self._fall_back("nvcomp", why, "taking other codecs")
-        return found
-
-
-class LossyCandidates:
-    """The lossy candidates of one value of the option ``lossy``, by a tensor's tolerance."""
-
-    def __init__(self, lossy: str | float) -> None:
-        """Args: lossy: see `lossy_candidates`. All codecs are imported to be asked."""
-        self._coarse = lossy_candidates(lossy)
-        self._fine = self._among_fine(lossy)
-
-    @property
-    def names(self) -> frozenset[str]:
-        """Of all of them."""
-        return frozenset((*self._coarse, *self._fine))
-
-    def of(self, tolerance: int, profile: TensorProfile) -> tuple[str, ...]:
-        """Names of those that a tensor may take.
-
-        Args:
-            tolerance: of the tensor (`cswap.codecs.tolerance`).
-            profile: of its values.
-        """
-        if tolerance == COARSE:
-            return self._coarse
-        return self._fine if tolerance == FINE and profile.amax >= HALF_LEAST else ()
-
-    def _among_fine(self, lossy: str | float) -> tuple[str, ...]:
-        # `HALF` where the option admits a codec with as large an error, or a larger one.
-        if not self._coarse:
-            return ()
-        fine = [name for name in self._coarse if needed_tolerance(get_codec(name)) <= FINE]
-        most = _error(get_codec(lossy)) if isinstance(lossy, str) else lossy
-        half = lossy_candidates(HALF) if _error(get_codec(HALF)) <= most else ()
-        return tuple(dict.fromkeys((*fine, *half)))
+    Args:
+        lossy: see `lossy_candidates`. All codecs are imported to be asked.
+    """
+    coarse = lossy_candidates(lossy)
+    if not coarse:
+        return {}
+    fine = [name for name in coarse if needed_tolerance(get_codec(name)) <= FINE]
+    most = relative_error(get_codec(lossy)) if isinstance(lossy, str) else lossy
+    half = lossy_candidates(HALF) if relative_error(get_codec(HALF)) <= most else ()
+    return {COARSE: coarse, FINE: tuple(dict.fromkeys((*fine, *half)))}
 
 
 def all_candidates() -> tuple[str, ...]:
@@ -184,6 +149,7 @@ def _is_predicted(codec: Codec) -> bool:
     return codec.traits.predicted_ratio is not None
 
 
-def _error(codec: Codec) -> float:
+def relative_error(codec: Codec) -> float:
+    """The codec's relative error, as it says; infinite if it says none, also of a lossless one."""
     error = codec.traits.relative_error
     return math.inf if error is None else error

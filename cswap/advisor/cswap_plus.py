@@ -8,8 +8,7 @@ rule to tensors as they are saved.
 Note [limits of the rule]
 ~~~~~~~~~~~~~~~~~~~~~~~~~
 The rule judges each tensor alone, although all share one link. It never hides compression and
-decompression. It counts a ZVC encoding without its bitmap (``size="paper"``; ``size="exact"``
-counts it).
+decompression. It counts a ZVC encoding without its bitmap.
 """
 
 from __future__ import annotations
@@ -17,18 +16,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal
-
-import numpy as np
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-SPARSITIES: Final = (0.2, 0.8)
-"""Range of zero fractions on which times of lossless codecs are fitted (CSWAP, section IV-B)."""
-
-SUB_MODELS: Final = 4
-"""Number of models that share that range: our choice, the papers do not say."""
+DENSE: Final = 0.2
+"""Zero fraction below which a tensor is dense: the low end of the range on which the papers fit the
+times of lossless codecs (CSWAP, section IV-B)."""
 
 MAX: Final = 512
 """MAX of ZFP's rate P: the bits of a block of 4 x 4 float32 values, as in CSWAP's released code.
@@ -37,8 +32,6 @@ to 0 in most trainings. Codecs have whole bits per value, see `bits_per_value`."
 
 VALUE_BITS: Final = 32
 """Bits of a float32."""
-
-Size = Literal["paper", "exact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +69,13 @@ class Swap:
         return self.uncompressed_cost_s > self.compressed_cost_s(encoded, compress_s, decompress_s)
 
 
-def sparse_bytes(nbytes: float, zeros: float, size: Size = "paper", word_bits: int = 32) -> float:
-    """Bytes of a ZVC encoding (Eq. 7); "exact" counts its bitmap, a bit per word.
+def sparse_bytes(nbytes: float, zeros: float) -> float:
+    """Bytes of a ZVC encoding without its bitmap (Eq. 7).
 
-    >>> sparse_bytes(1000, 0.75), sparse_bytes(1000, 0.75, "exact")
-    (250.0, 281.25)
+    >>> sparse_bytes(1000, 0.75)
+    250.0
     """
-    bitmap = nbytes / word_bits if size == "exact" else 0.0
-    return nbytes * (1 - zeros) + bitmap
+    return nbytes * (1 - zeros)
 
 
 def dense_bytes(nbytes: float, rate: int, most: int) -> float:
@@ -103,78 +95,16 @@ def bits_per_value(rate: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class TimeModels:
-    """Time by piecewise linear regression on size and ratio: one model per range of the ratio.
-
-    The ratio is the papers': the share of bytes that compression saves. Our reading: outside of the
-    fitted range, the model at its end holds.
-
-    Attributes:
-        low, high: the fitted range.
-        coefficients: [n, 3]: constant, per byte, per unit of the ratio.
-    """
-
-    low: float
-    high: float
-    coefficients: tuple[tuple[float, float, float], ...]
-
-    def seconds(self, nbytes: float, ratio: float) -> float:
-        """Predicted time; never negative."""
-        n = len(self.coefficients)
-        at = (min(max(ratio, self.low), self.high) - self.low) / (self.high - self.low)
-        constant, per_byte, per_ratio = self.coefficients[min(int(at * n), n - 1)]
-        return max(0.0, constant + per_byte * nbytes + per_ratio * ratio)
-
-
-def fit_times(
-    samples: Sequence[tuple[float, float, float]],
-    *,
-    n: int = SUB_MODELS,
-    low: float = SPARSITIES[0],
-    high: float = SPARSITIES[1],
-) -> TimeModels:
-    """Fit `TimeModels` by least squares, each sub-model on the samples of its range.
-
-    Args:
-        samples: bytes, ratio and measured seconds; ratios outside of the range are not used.
-        n: number of sub-models.
-        low: lower end of the range of the ratio.
-        high: upper end.
-
-    Raises:
-        ValueError: a range has fewer than three samples.
-    """
-    fitted = []
-    for i in range(n):
-        first, last = low + (high - low) * i / n, low + (high - low) * (i + 1) / n
-        chosen = np.array([s for s in samples if first <= s[1] <= last], float)
-        if len(chosen) < 3:
-            raise ValueError(f"samples: {len(chosen)} between ratios {first:.2f} and {last:.2f}.")
-        terms = np.column_stack((np.ones(len(chosen)), chosen[:, 0], chosen[:, 1]))
-        solution = np.linalg.lstsq(terms, chosen[:, 2], rcond=None)[0]
-        fitted.append((float(solution[0]), float(solution[1]), float(solution[2])))
-    return TimeModels(low, high, tuple(fitted))
-
-
-def relative_absolute_error(predicted: Sequence[float], measured: Sequence[float]) -> float:
-    """RAE: sum of |predicted - measured| over sum of |mean - measured|."""
-    middle = math.fsum(measured) / len(measured)
-    off = math.fsum(abs(p - m) for p, m in zip(predicted, measured, strict=True))
-    return off / math.fsum(abs(middle - m) for m in measured)
-
-
-@dataclass(frozen=True, slots=True)
 class Dense:
     """A dense tensor for Algorithm 1.
 
     Attributes:
         swap: its swap-out and swap-in.
-        compress_s, decompress_s: seconds by rate P.
+        codec_s: seconds of compression and decompression, at any rate P.
     """
 
     swap: Swap
-    compress_s: Callable[[int], float]
-    decompress_s: Callable[[int], float]
+    codec_s: float
 
 
 def top_bottom(tensors: Sequence[Dense], most: int) -> tuple[int, int] | None:
@@ -200,8 +130,7 @@ def top_bottom(tensors: Sequence[Dense], most: int) -> tuple[int, int] | None:
 
 
 def _dense_pays(tensor: Dense, most: int, rate: int) -> bool:
-    encoded = dense_bytes(tensor.swap.nbytes, rate, most)
-    return tensor.swap.pays(encoded, tensor.compress_s(rate), tensor.decompress_s(rate))
+    return tensor.swap.pays(dense_bytes(tensor.swap.nbytes, rate, most), tensor.codec_s, 0.0)
 
 
 def _is_hidden(tensor: Dense, most: int, rate: int) -> bool:

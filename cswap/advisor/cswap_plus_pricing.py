@@ -2,7 +2,8 @@
 
 A tensor goes through RLE, CSR, ZVC or LZ4 (nvCOMP's, on a GPU where it is installed) if that
 shortens its swap, else it is moved raw. Values are sampled once per epoch
-(`SwapEngine.begin_epoch`). Times come from sub-models, regressed on size and sparsity. With
+(`SwapEngine.begin_epoch`). Times are those of the advisor's models, which are fitted to size and
+sparsity by `cswap calibrate`, in place of the papers' own regression. With
 ``lossy="zfp"`` dense tensors may go through ZFP at a fixed rate: Algorithm 1 finds the rate from
 the tensors of the first epoch, and it slides down from then on.
 
@@ -10,7 +11,7 @@ The planning policy ``cswap+`` (`cswap.plan.policies.cswap_plus`) applies the sa
 trace, where it knows the computation that hides each transfer. Here that is unknown per tensor.
 
 Our readings of the papers: the price of a byte stands for the link, and nothing hides a transfer.
-A tensor is dense if its sparsity lies below the range that the sub-models are fitted on.
+A tensor is dense if its sparsity lies below the range of the papers' regression.
 """
 
 from __future__ import annotations
@@ -20,33 +21,30 @@ from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.cost import Candidate
 from cswap.advisor.cswap_plus import (
+    DENSE,
     MAX,
-    SPARSITIES,
     VALUE_BITS,
     Dense,
     Swap,
     bits_per_value,
     dense_bytes,
-    fit_times,
     sliding_down,
     sparse_bytes,
     top_bottom,
 )
-from cswap.advisor.own_numbers import normal
-from cswap.advisor.round_trip import round_trip
+from cswap.advisor.round_trip import normal, round_trip
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import COARSE
 from cswap.errors import CswapError
-from cswap.schema.tensor import TensorProfile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import torch
 
-    from cswap.advisor.cswap_plus import TimeModels
     from cswap.advisor.live_costs import LiveCosts
+    from cswap.schema.tensor import TensorProfile
 
 CODECS: Final = ("zvc", "csr", "rle", "nvcomp-lz4")
 """The lossless codecs of the papers. They name LZ4, and use ZVC."""
@@ -54,70 +52,61 @@ CODECS: Final = ("zvc", "csr", "rle", "nvcomp-lz4")
 ZFP_SAMPLE: Final = 1 << 16
 """Number of values on which ZFP's time is measured, once."""
 
-_SIZES: Final = tuple(1 << n for n in range(18, 27, 2))
-_ZEROS: Final = tuple(SPARSITIES[0] + 0.05 * i for i in range(13))
+REASON: Final = "CSwap+'s rule"
+"""Reason of its choices, in words."""
 
 
 class CswapPlusPricing:
     """CSwap+'s rule, tensor by tensor. See the module's docstring."""
 
-    reason = "CSwap+'s rule"
-    per_epoch = True
-
     def __init__(self) -> None:
-        self._models: dict[str, TimeModels] = {}
         self._zfp_s_per_byte: float | None = None
         self._dense: list[Dense] = []
         self._bounds: tuple[int, int] | None = None
+        self._epoch = 0
         self.rate: int | None = None
 
-    def begin_epoch(self, epoch: int, epochs: int) -> None:
-        """An epoch begins: slide ZFP's rate down, within the bounds of the first epoch."""
+    def begin_epoch(self, epochs: int) -> None:
+        """The next of ``epochs`` begins: slide ZFP's rate down, in the bounds of the first one."""
+        self._epoch += 1
         if self._bounds is None and self._dense:
             self._bounds = top_bottom(self._dense, MAX)
         self._dense.clear()
         if self._bounds is not None:
-            self.rate = sliding_down(*self._bounds, epoch, epochs)
+            self.rate = sliding_down(*self._bounds, self._epoch, epochs)
 
     def price(
-        self, x: torch.Tensor, quotes: Sequence[Candidate], costs: LiveCosts, *, tolerance: int
+        self,
+        x: torch.Tensor,
+        taken: TensorProfile,
+        quotes: Sequence[Candidate],
+        costs: LiveCosts,
+        *,
+        tolerance: int,
     ) -> Sequence[Candidate]:
-        """See `Pricing.price`."""
+        """The rule's candidates for x [n] of this profile, among these quotes, with its costs."""
         rate = 2 / max(costs.price_s_per_byte, 1e-15)
         swap = Swap(x.nbytes, rate, rate)
         by_name = {quote.codec: quote for quote in quotes}
         found = [replace(by_name["raw"], cost_s=swap.uncompressed_cost_s)]
         if not x.is_floating_point():
             return found
-        zeros = 1 - 1 / by_name["zvc"].ratio if "zvc" in by_name else 0.0
-        for name in CODECS:
-            if name in by_name:
-                quote = by_name[name]
-                encoded = sparse_bytes(x.nbytes, zeros) if name == "zvc" else quote.nbytes
-                seconds = self._times(name, costs).seconds(x.nbytes, zeros)
-                cost_s = swap.compressed_cost_s(min(encoded, x.nbytes), seconds, 0.0)
-                found.append(replace(quote, device_s=seconds, cost_s=cost_s))
-        if tolerance == COARSE and zeros < SPARSITIES[0]:
+        zeros = taken.zero_fraction
+        for quote in (by_name[name] for name in CODECS if name in by_name):
+            encoded = sparse_bytes(x.nbytes, zeros) if quote.codec == "zvc" else quote.nbytes
+            seconds = costs.model_s(quote.codec, taken)
+            cost_s = swap.compressed_cost_s(encoded, seconds, 0.0)
+            found.append(replace(quote, device_s=seconds, cost_s=cost_s))
+        if tolerance == COARSE and zeros < DENSE:
             found += self._zfp(x, swap)
         return found
-
-    def _times(self, name: str, costs: LiveCosts) -> TimeModels:
-        # Encode and decode together, fitted on the papers' range of sizes and sparsities.
-        if name not in self._models:
-            samples = [
-                (float(n), zeros, costs.model_s(name, TensorProfile("float32", n, 1, zeros)))
-                for n in _SIZES
-                for zeros in _ZEROS
-            ]
-            self._models[name] = fit_times(samples)
-        return self._models[name]
 
     def _zfp(self, x: torch.Tensor, swap: Swap) -> list[Candidate]:
         try:
             seconds = self._zfp_seconds(x)
         except CswapError:  # zfp is not here, or does not take this dtype
             return []
-        self._dense.append(Dense(swap, lambda _: seconds, lambda _: 0.0))
+        self._dense.append(Dense(swap, seconds))
         if self.rate is None:
             return []
         bits = bits_per_value(self.rate)

@@ -1,10 +1,9 @@
-"""Robust regression of a codec's time on a tensor's size and zeros."""
+"""Robust regression: of a codec's time on a tensor's size and zeros, and of others on a line."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from itertools import combinations
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -21,7 +20,7 @@ HUBER: Final = 1.345
 efficiency on normal errors."""
 
 ROUNDS: Final = 20
-"""Iterations of the reweighting."""
+"""Most iterations of the reweighting."""
 
 MAD_TO_SIGMA: Final = 1.4826
 """Standard deviation over median absolute deviation, of normal errors."""
@@ -65,9 +64,6 @@ class TimeModel:
 def fit(profiles: Sequence[TensorProfile], seconds: Sequence[float]) -> TimeModel:
     """Fit the model with the smallest relative errors; no term is negative.
 
-    Iteratively reweighted least squares with Huber's weights: one disturbed measurement changes the
-    result little.
-
     Args:
         profiles: of the measured tensors, at least three.
         seconds: measured for each, all above 0.
@@ -76,32 +72,39 @@ def fit(profiles: Sequence[TensorProfile], seconds: Sequence[float]) -> TimeMode
         ValueError: fewer than three measurements, or one that is not positive.
     """
     measured = np.asarray(seconds, float)
-    if measured.size < 3 or (measured <= 0).any():
+    if measured.size < 3 or not (measured > 0).all():
         raise ValueError(f"seconds={list(seconds)}: need at least three, all above 0.")
     nbytes = np.array([p.nbytes for p in profiles], float)
     zeros = np.array([p.zero_fraction for p in profiles])
     columns = (np.ones_like(nbytes), nbytes, nbytes * (1 - zeros), 4 * nbytes * zeros * (1 - zeros))
     terms = np.column_stack(columns) / measured[:, None]
-    weights = np.ones_like(measured)
-    found = np.zeros(len(columns))
-    for _ in range(ROUNDS):
-        found = _non_negative(terms * weights[:, None], weights)
-        errors = terms @ found - 1
-        spread = max(MAD_TO_SIGMA * float(np.median(np.abs(errors))), 1e-9)
-        weights = np.sqrt(np.minimum(1, HUBER * spread / np.maximum(np.abs(errors), 1e-12)))
-    residual = float(np.median(np.abs(terms @ found - 1)))
+    found, residual = robust(terms, np.ones_like(measured))
     overhead_s, s_per_byte, s_per_nonzero_byte, s_per_mixed_byte = (float(v) for v in found)
     return TimeModel(overhead_s, s_per_byte, s_per_nonzero_byte, residual, s_per_mixed_byte)
 
 
-def _non_negative(terms: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
-    # Least squares without negative terms: with four terms, every subset can be tried.
-    best, best_error = np.zeros(terms.shape[1]), np.inf
-    n = terms.shape[1]
-    for columns in (list(c) for size in range(n, 0, -1) for c in combinations(range(n), size)):
-        solution = np.zeros(terms.shape[1])
-        solution[columns] = np.linalg.lstsq(terms[:, columns], target, rcond=None)[0]
-        error = float(np.sum((terms @ solution - target) ** 2))
-        if (solution >= 0).all() and error < best_error - 1e-15:
-            best, best_error = solution, error
-    return best
+def robust(
+    terms: NDArray[np.float64], target: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    """Coefficients [k], none negative, with which terms [n, k] come close to target [n].
+
+    Iteratively reweighted least squares with Huber's weights: one disturbed measurement changes the
+    result little.
+
+    Returns:
+        The coefficients, and the median absolute error.
+    """
+    from scipy.optimize import nnls  # takes long to import
+
+    scale = np.maximum(np.linalg.norm(terms, axis=0), 1e-300)  # nnls's tolerance is absolute
+    weights, terms = np.ones_like(target), terms / scale
+    found, before = np.zeros(terms.shape[1]), None
+    for _ in range(ROUNDS):
+        found, _ = nnls(terms * weights[:, None], weights * target)
+        if before is not None and np.allclose(found, before, rtol=1e-3, atol=0.0):
+            break
+        before = found
+        errors = terms @ found - target
+        spread = max(MAD_TO_SIGMA * float(np.median(np.abs(errors))), 1e-9)
+        weights = np.sqrt(np.minimum(1, HUBER * spread / np.maximum(np.abs(errors), 1e-12)))
+    return found / scale, float(np.median(np.abs(terms @ found - target)))

@@ -1,60 +1,34 @@
-"""Measures the link's rates: out and back, alone, both at once, and beside computation.
+"""Measures a GPU's link: out and back, alone and both at once.
 
-On a CPU there is no link. memcpy stands for it, since computation slows it down in the same way.
+A CPU has none. The times of ``raw`` stand for it.
 """
 
 from __future__ import annotations
 
 import statistics
-import threading
-import time
-from collections import deque
-from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import TYPE_CHECKING, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
-import numpy as np
 import torch
 
-from cswap.advisor.own_numbers import normal
+from cswap.advisor.calibration import MOST_BYTES_PER_S, Link
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from cswap.codecs.base import LateSize, Stream
+    from cswap.advisor.calibration import CodecTimes
 
-SIZES: Final = {
-    "cpu": (1 << 16, 1 << 18, 1 << 20, 1 << 22, 1 << 24),
-    "cuda": (1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26),
-}
-"""Bytes of the copies that a line is fitted to, by kind of device."""
+LARGE: Final = 1 << 26
+"""Bytes of the copies that rates are measured with."""
+
+SMALL: Final = 1 << 16
+"""Bytes of those that show the latency."""
 
 ROUNDS: Final = 7
 """Measurements, of which the median counts."""
 
 REPEATS: Final = 8
-"""Copies per measurement of copies that run together or beside computation."""
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """Measured rates of a link.
-
-    Attributes:
-        d2h_bytes_per_s: rate out, alone.
-        h2d_bytes_per_s: rate back, alone.
-        latency_s: time of a copy before its bytes flow; the mean of both directions.
-        duplex_factor: share of its rate that each direction keeps while both are busy.
-        loaded_factor: share of its rate that a copy out keeps beside computation.
-        codec_tax: share of its speed that computation loses while a codec runs.
-    """
-
-    d2h_bytes_per_s: float
-    h2d_bytes_per_s: float
-    latency_s: float
-    duplex_factor: float
-    loaded_factor: float
-    codec_tax: float
+"""Copies per measurement of copies in both directions."""
 
 
 def measure_rates() -> tuple[float, float, float]:
@@ -63,215 +37,75 @@ def measure_rates() -> tuple[float, float, float]:
     Takes some tenths of a second, and 128 MiB of the device and of pinned memory, which torch's
     allocators keep for the next tensors.
     """
-    copies, nbytes = _CudaCopies(), SIZES["cuda"][-1]
-    out, back = (nbytes / _median(partial(copies.seconds, nbytes, way)) for way in ("out", "back"))
-    return out, back, REPEATS * nbytes / _median(lambda: copies.many_s(nbytes, both=True))
+    return _rates(_Copies())
 
 
-def measure_link(kind: str, check: Callable[[], None] = lambda: None) -> Link:
-    """Measure the link of this machine's device of that kind, in some tenths of a second.
-
-    Args:
-        kind: kind of device.
-        check: is called before each measurement; an exception of it ends them.
-    """
-    copies = _CudaCopies() if kind == "cuda" else _CpuCopies()
-    sizes = SIZES[kind]
-    median = partial(_median, check=check)
-    out = fit_line(sizes, [median(partial(copies.seconds, n, "out")) for n in sizes])
-    back = fit_line(sizes, [median(partial(copies.seconds, n, "back")) for n in sizes])
-    largest = sizes[-1]
-    alone_s = median(lambda: copies.many_s(largest, both=False))
-    together_s = median(lambda: copies.many_s(largest, both=True))
-    loaded_s = median(lambda: copies.beside_computation_s(largest))
-    compute_s = median(copies.computation_s)
-    taxed_s = median(copies.computation_beside_codec_s)
+def measure_link() -> Link:
+    """Measure a GPU's link, likewise."""
+    copies = _Copies()
+    out, back, both = _rates(copies)
+    small_s = _median(partial(copies.seconds, SMALL, "out"))
     return Link(
-        d2h_bytes_per_s=1 / out[1],
-        h2d_bytes_per_s=1 / back[1],
-        latency_s=(out[0] + back[0]) / 2,
-        duplex_factor=_share(alone_s, together_s),
-        loaded_factor=_share(alone_s, loaded_s),
-        codec_tax=min(0.95, 1 - _share(compute_s, taxed_s)),
+        d2h_bytes_per_s=out,
+        h2d_bytes_per_s=back,
+        latency_s=max(0.0, small_s - SMALL / out),
+        duplex_factor=min(1.0, both / out),
     )
 
 
-def fit_line(sizes: tuple[int, ...], seconds: list[float]) -> tuple[float, float]:
-    """(latency, seconds per byte) of a line with the smallest relative errors; none is negative.
-
-    Where the fit has a negative term, the last two points decide, without a latency: a cache can
-    make small copies so fast that no line fits.
-    """
-    nbytes, took = np.array(sizes, float), np.array(seconds, float)
-    terms = np.column_stack((np.ones_like(nbytes), nbytes)) / took[:, None]
-    latency, per_byte = np.linalg.lstsq(terms, np.ones_like(took), rcond=None)[0]
-    if latency < 0 or per_byte <= 0:
-        return 0.0, float(np.median((took / nbytes)[-2:]))
-    return float(latency), float(per_byte)
+def link_of_cpu(raw: CodecTimes) -> Link:
+    """The times of ``raw`` as a link: on a CPU, one thread copies, and never both ways at once."""
+    return Link(
+        d2h_bytes_per_s=min(raw.encode.bytes_per_s(0.0), MOST_BYTES_PER_S),
+        h2d_bytes_per_s=min(raw.decode.bytes_per_s(0.0), MOST_BYTES_PER_S),
+        latency_s=(raw.encode.overhead_s + raw.decode.overhead_s) / 2,
+        duplex_factor=1.0,
+    )
 
 
-def _median(measure: Callable[[], float], check: Callable[[], None] = lambda: None) -> float:
+def _rates(copies: _Copies) -> tuple[float, float, float]:
+    out, back = (LARGE / _median(partial(copies.seconds, LARGE, way)) for way in ("out", "back"))
+    return out, back, REPEATS * LARGE / _median(copies.both_ways_s)
+
+
+def _median(measure: Callable[[], float]) -> float:
     measure()  # touches pages, raises clocks, fills caches
-    seconds = []
-    for _ in range(ROUNDS):
-        check()
-        seconds.append(measure())
-    return statistics.median(seconds)
+    return statistics.median(measure() for _ in range(ROUNDS))
 
 
-def _share(alone_s: float, together_s: float) -> float:
-    return min(1.0, alone_s / together_s)
-
-
-def _finish(event: torch.cuda.Event, size: object) -> None:
-    event.synchronize()
-    if not isinstance(size, int):
-        cast("LateSize", size).value()  # gives its word of pinned memory back
-
-
-class _CpuCopies:
-    """Copies by memcpy on one thread, computation by matrix products."""
-
-    def __init__(self) -> None:
-        self._source = torch.zeros(SIZES["cpu"][-1], dtype=torch.uint8).numpy()
-        self._targets = [np.zeros_like(self._source) for _ in range(2)]
-        self._matrix = normal(384, 384)
-
-    def seconds(self, nbytes: int, direction: str) -> float:
-        """Seconds of one copy; both directions are alike."""
-        target = self._targets[direction == "back"]
-        start = time.perf_counter()
-        np.copyto(target[:nbytes], self._source[:nbytes])
-        return time.perf_counter() - start
-
-    def many_s(self, nbytes: int, *, both: bool) -> float:
-        """Seconds of `REPEATS` copies; ``both``: while another thread makes as many."""
-        return self._beside(lambda: self._copy(nbytes, 1) if both else None, nbytes)
-
-    def beside_computation_s(self, nbytes: int) -> float:
-        """Seconds of `REPEATS` copies beside matrix products."""
-        return self._beside(lambda: self.computation_s() and None, nbytes)
-
-    def _beside(self, other: Callable[[], object], nbytes: int) -> float:
-        thread = threading.Thread(target=other)
-        thread.start()
-        start = time.perf_counter()
-        self._copy(nbytes, 0)
-        seconds = time.perf_counter() - start
-        thread.join()
-        return seconds
-
-    def _copy(self, nbytes: int, target: int) -> None:
-        for _ in range(REPEATS):
-            np.copyto(self._targets[target][:nbytes], self._source[:nbytes])
-
-    def computation_s(self) -> float:
-        """Seconds of `REPEATS` matrix products."""
-        start = time.perf_counter()
-        for _ in range(REPEATS):
-            self._matrix @ self._matrix
-        return time.perf_counter() - start
-
-    def computation_beside_codec_s(self) -> float:
-        """Seconds of `REPEATS` matrix products beside an encoder on another thread."""
-        from cswap.advisor.round_trip import round_trip
-        from cswap.codecs.registry import get_codec
-
-        zvc, x, done = get_codec("zvc"), normal(1 << 18).relu(), threading.Event()
-
-        def encode() -> None:
-            while not done.is_set():
-                round_trip(zvc, x, repeat=1)
-
-        thread = threading.Thread(target=encode)
-        thread.start()
-        try:
-            return self.computation_s()
-        finally:
-            done.set()
-            thread.join()
-
-
-class _CudaCopies(_CpuCopies):
+class _Copies:
     """Pinned copies on streams of their own, timed by events."""
 
     def __init__(self) -> None:
-        nbytes = SIZES["cuda"][-1]
-        self._host = [torch.empty(nbytes, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        self._device = [torch.empty(nbytes, dtype=torch.uint8, device="cuda") for _ in range(2)]
-        self._streams = [torch.cuda.Stream() for _ in range(3)]  # type: ignore[no-untyped-call]
+        self._host = [torch.empty(LARGE, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        self._device = [torch.empty(LARGE, dtype=torch.uint8, device="cuda") for _ in range(2)]
+        self._streams = [torch.cuda.Stream() for _ in range(2)]  # type: ignore[no-untyped-call]
         for stream in self._streams:
             stream.wait_stream(torch.cuda.current_stream())  # whose memory it is
 
-    @cached_property
-    def _matrix(self) -> torch.Tensor:  # type: ignore[override]
-        return normal(4096, 4096, device="cuda")
-
     def seconds(self, nbytes: int, direction: str) -> float:
-        """See `_CpuCopies.seconds`."""
-        return self._timed({direction == "back": lambda: self._issue(nbytes, direction)})
+        """Seconds of one copy, "out" or "back"."""
+        return self._timed(lambda: self._issue(nbytes, direction))
 
-    def many_s(self, nbytes: int, *, both: bool) -> float:
-        """See `_CpuCopies.many_s`; ``both``: copies back run at the same time."""
-        jobs: dict[int, Callable[[], object]] = {0: lambda: self._issue_many(nbytes, "out")}
-        if both:
-            jobs[1] = lambda: self._issue_many(nbytes, "back")
-        return self._timed(jobs)
-
-    def beside_computation_s(self, nbytes: int) -> float:
-        """See `_CpuCopies.beside_computation_s`."""
-        return self._timed({0: lambda: self._issue_many(nbytes, "out"), 2: self._multiply})
-
-    def computation_s(self) -> float:
-        """See `_CpuCopies.computation_s`."""
-        return self._timed({2: self._multiply})
-
-    def computation_beside_codec_s(self) -> float:
-        """See `_CpuCopies.computation_beside_codec_s`."""
-        from cswap.codecs.base import DEFAULT_KEY
-        from cswap.codecs.registry import get_codec
-
-        zvc, x = get_codec("zvc"), normal(1 << 24, device="cuda").relu()
-        out = torch.empty(zvc.bound(x.dtype, x.numel()), dtype=torch.uint8, device="cuda")
-
-        def encode() -> object:
-            stream = cast("Stream", torch.cuda.current_stream())
-            return zvc.encode_flat(x, out, key=DEFAULT_KEY, stream=stream)
-
-        return self._timed({2: self._multiply}, beside=encode)
+    def both_ways_s(self) -> float:
+        """Seconds of `REPEATS` large copies out, while copies back run."""
+        return self._timed(lambda: self._issue_many("out"), lambda: self._issue_many("back"))
 
     def _timed(
-        self, jobs: dict[int, Callable[[], object]], beside: Callable[[], object] | None = None
+        self, job: Callable[[], object], beside: Callable[[], object] | None = None
     ) -> float:
-        # Seconds of the first job while the others run beside it, and ``beside`` again and again.
-        first = next(iter(jobs))
-        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+        # Seconds of a job while the other one, which starts first, runs beside it.
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
-        for index in reversed(list(jobs)):  # the first job starts last
-            with torch.cuda.stream(self._streams[index]):
-                if index == first:
-                    events[0].record()
-                jobs[index]()
-                if index == first:
-                    events[1].record()
         if beside is not None:
-            self._repeat(beside, events[1])
+            with torch.cuda.stream(self._streams[1]):
+                beside()
+        with torch.cuda.stream(self._streams[0]):
+            first.record()
+            job()
+            last.record()
         torch.cuda.synchronize()
-        return float(events[0].elapsed_time(events[1])) / 1e3
-
-    def _repeat(self, encode: Callable[[], object], done: torch.cuda.Event) -> None:
-        # Encode until an event has happened. Two encodes wait at a time: a stream never runs dry,
-        # and no encode is left to run long after the event.
-        waiting: deque[tuple[torch.cuda.Event, object]] = deque()
-        while not done.query():  # type: ignore[no-untyped-call]
-            with torch.cuda.stream(self._streams[0]):
-                size, event = encode(), torch.cuda.Event()  # type: ignore[no-untyped-call]
-                event.record()
-            waiting.append((event, size))
-            if len(waiting) > 2:
-                _finish(*waiting.popleft())
-        for event, size in waiting:
-            _finish(event, size)
+        return float(first.elapsed_time(last)) / 1e3
 
     def _issue(self, nbytes: int, direction: str) -> None:
         back = direction == "back"
@@ -280,10 +114,6 @@ class _CudaCopies(_CpuCopies):
             source, target = target, source
         target[:nbytes].copy_(source[:nbytes], non_blocking=True)
 
-    def _issue_many(self, nbytes: int, direction: str) -> None:
+    def _issue_many(self, direction: str) -> None:
         for _ in range(REPEATS):
-            self._issue(nbytes, direction)
-
-    def _multiply(self) -> None:
-        for _ in range(REPEATS):
-            self._matrix @ self._matrix
+            self._issue(LARGE, direction)

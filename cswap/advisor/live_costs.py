@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-from cswap.advisor.calibration import n_saved, stored
-from cswap.advisor.candidates import default_rate, foretold_ratio
+from cswap.advisor.calibration import stored
+from cswap.advisor.candidates import (
+    default_rate,
+    foretold_ratio,
+    lossless_candidates,
+    nvcomp_candidates,
+)
 from cswap.advisor.correction import TimeCorrections
 from cswap.advisor.cost import Candidate, candidate
 from cswap.advisor.price import FORWARD_SHARE, StepClock, fit_price, link_price
@@ -16,21 +22,21 @@ from cswap.advisor.rates import (
     PRICES_S_PER_BYTE,
 )
 from cswap.advisor.tuner import apply_tuned
+from cswap.codecs import nvcomp_library
 from cswap.codecs.registry import get_codec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
+    from cswap.advisor.candidates import FallBack
     from cswap.advisor.cost import Times
-    from cswap.advisor.site_history import SiteMemory
-    from cswap.codecs.base import Codec
     from cswap.schema.tensor import TensorProfile
 
-MOVED: Final = 0.2
-"""Relative change of a price or a correction after which choices are made again."""
+MARGIN: Final = 0.05
+"""Share by which a codec must be cheaper than leaving the tensor in place."""
 
-REFIT_EVERY: Final = 4
-"""Steps between two updates of prices and corrections."""
+HYSTERESIS: Final = 0.05
+"""Share by which a codec must be cheaper than the codec in use."""
 
 KEEP: Final = "keep"
 """Candidate that leaves the tensor in its own memory: no time, every byte."""
@@ -47,14 +53,19 @@ class LiveCosts:
 
     Attributes:
         price_s_per_byte: λ, the price of an encoded byte.
-        version: raised whenever choices should be made again.
         adapts: whether prices and choices follow measurements: times on this machine and in this
             run, sizes of encodings, the order in which they finish.
         corrections: of the codecs' times, by measured round trips.
     """
 
     def __init__(
-        self, kind: str, host_limit: int | None, *, adapt: bool, patience: float = 1.0
+        self,
+        kind: str,
+        host_limit: int | None = None,
+        *,
+        adapt: bool,
+        patience: float = 1.0,
+        fall_back: FallBack | None = None,
     ) -> None:
         """Costs by defaults and by this machine's calibration.
 
@@ -63,41 +74,39 @@ class LiveCosts:
             host_limit: bytes of encodings.
             adapt: see ``adapts``.
             patience: factor of the price of a byte, at least 1: see `options.patience_of`.
+            fall_back: told why an nvCOMP that is installed is not used; None: nobody is.
         """
         self._kind, self._host_limit, self.adapts = kind, host_limit, adapt
+        self._fall_back = fall_back
         self._base_price = min(patience * PRICES_S_PER_BYTE[kind], HOST_PRICE_S_PER_BYTE)
         self.corrections = TimeCorrections()
         self.price_s_per_byte = self._base_price
-        self.version = 0
         self._clock = StepClock()
-        self._n_steps = 0
-        self._settled: dict[str, float] = {}
-        self._n_saved = n_saved()
-        self._times: dict[str, Times] = {}
+        measured = stored(kind) if adapt else None
+        self._times: dict[str, Times] = {} if measured is None else dict(measured.times)
         self._link = LINK_BYTES_PER_S[kind]
-        self._load()
-        apply_tuned(kind)
-
-    def _load(self) -> None:
-        # The machine's calibration, if there is one.
-        measured = stored(self._kind) if self.adapts else None
-        self._calibration = measured
-        self._times = {} if measured is None else dict(measured.times)
         if self._link is not None and measured is not None and measured.link is not None:
             self._link = (measured.link.d2h_bytes_per_s, measured.link.h2d_bytes_per_s)
+        apply_tuned(kind)
 
-    def _is_new_calibration(self) -> bool:
-        # A calibration is saved codec by codec, and is usable once it is complete.
-        saved = n_saved()
-        if saved == self._n_saved:
-            return False
-        self._n_saved = saved
-        return stored(self._kind) is not self._calibration
+    @cached_property
+    def lossless(self) -> tuple[str, ...]:
+        """Names of the lossless candidates. All codecs are imported to be asked."""
+        found = (*lossless_candidates(), *nvcomp_candidates(self._kind))
+        why = nvcomp_library.failure() if self._kind == "cuda" else None
+        if why is not None and self._fall_back is not None:
+            self._fall_back("nvcomp", why, "taking other codecs")
+        return found
 
     def quote(
-        self, name: str, profile: TensorProfile, memory: SiteMemory | None
+        self, name: str, profile: TensorProfile, ratio_factor: float = 1.0
     ) -> Candidate | None:
-        """The codec's predicted cost for a tensor of this profile, saved at that call site.
+        """The codec's predicted cost for a tensor of this profile.
+
+        Args:
+            name: of the codec.
+            profile: of the tensor's values.
+            ratio_factor: for the predicted ratio.
 
         Returns:
             None if the codec does not predict its ratio for such a tensor.
@@ -105,72 +114,79 @@ class LiveCosts:
         price = self.price_s_per_byte
         if name == KEEP:
             return candidate(name, profile.nbytes, 1.0, 0.0, price)
-        codec = get_codec(name)
-        ratio = foretold_ratio(codec, profile)
+        ratio = foretold_ratio(get_codec(name), profile)
         if ratio is None:
             return None
-        if memory is not None:
-            ratio *= memory.ratio_factor(name)
-        device_s = self.corrections.seconds(name, self._times_of(codec).device_s(profile))
-        return candidate(name, profile.nbytes, ratio, device_s + HOOKS_S[self._kind], price)
+        device_s = self.corrections.seconds(name, self.model_s(name, profile))
+        device_s += HOOKS_S[self._kind]
+        return candidate(name, profile.nbytes, ratio * ratio_factor, device_s, price)
 
     def model_s(self, name: str, profile: TensorProfile) -> float:
         """Predicted seconds of a round trip, without corrections."""
-        return self._times_of(get_codec(name)).device_s(profile)
+        times = self._times.get(name) or default_rate(get_codec(name), self._kind)
+        return times.device_s(profile)
 
     def observe(self, name: str, profile: TensorProfile, device_s: float) -> None:
         """Learn from a round trip of a tensor of this profile that took ``device_s``."""
-        codec = get_codec(name)
-        if not self.adapts or codec.traits.predicted_ratio is None:
+        traits = get_codec(name).traits
+        if not self.adapts or traits.predicted_ratio is None:
             return
-        rate = codec.traits.rates.get(self._kind)
+        rate = traits.rates.get(self._kind)
         is_known = name in self._times or (rate is not None and not rate.assumed)
-        predicted_s = self._times_of(codec).device_s(profile)
-        self.corrections.observe(name, predicted_s, device_s, of_device=is_known)
+        self.corrections.observe(name, self.model_s(name, profile), device_s, of_device=is_known)
 
-    def _times_of(self, codec: Codec) -> Times:
-        return self._times.get(codec.name) or default_rate(codec, self._kind)
+    def begin_step(self, now_s: float, exposed_s: float) -> None:
+        """A step begins.
 
-    def begin_step(self, now_s: float, exposed_s: float) -> bool:
-        """A step begins; returns whether it is time to `look_back` at the step before."""
+        Args:
+            now_s: monotonic time.
+            exposed_s: seconds that computation has waited for swaps since the first step.
+        """
         self._clock.begin_step(now_s, exposed_s)
-        self._n_steps += 1
-        return self._n_steps % REFIT_EVERY == 0
 
-    def look_back(self, used: Iterable[SiteMemory]) -> None:
-        """Fit prices to the step before, which used these call sites."""
-        self.corrections.forget()
-        if self.adapts and self._is_new_calibration():
-            self._load()
-            self.corrections = TimeCorrections()
-            self.version += 1
-        self._refit(used, self._clock.step_s)
-        self._note_moves()
+    def look_back(self, chosen_from: Iterable[Sequence[Candidate]]) -> None:
+        """Fit the price and the corrections. Args: chosen_from: candidates of the last tensors."""
+        self.corrections.refit()
+        self._fit_price(chosen_from)
 
-    def _refit(self, used: Iterable[SiteMemory], step_s: float | None) -> None:
-        if self._host_limit is None and (self._link is None or step_s is None or not self.adapts):
+    def _fit_price(self, chosen_from: Iterable[Sequence[Candidate]]) -> None:
+        step_s = self._clock.step_s if self.adapts else None
+        if self._host_limit is None and (self._link is None or step_s is None):
             return
         options = [
-            [(c.device_s, c.nbytes) for c in m.explanation.candidates if c.codec != KEEP]
-            for m in used
-            if m.explanation.candidates
+            [(c.device_s, c.nbytes) for c in candidates if c.codec != KEEP]
+            for candidates in chosen_from
+            if candidates
         ]
         if not options:  # a named codec has no market, and its bytes are not free
             return
         price = self._base_price
-        if self._link is not None and step_s is not None and self.adapts:
+        if self._link is not None and step_s is not None:
             hidden = (FORWARD_SHARE * step_s, (1 - FORWARD_SHARE) * step_s)
             price = link_price(options, self._link, hidden)
         if self._host_limit is not None:
             price = max(price, fit_price(options, self._host_limit, HOST_PRICE_S_PER_BYTE))
         self.price_s_per_byte = price
 
-    def _note_moves(self) -> None:
-        found = {**self.corrections.snapshot(), "price": self.price_s_per_byte}
-        if any(_moved(self._settled.get(name), value) for name, value in found.items()):
-            self.version += 1
-            self._settled = found
 
+def cheapest(
+    candidates: tuple[Candidate, ...], why: str, used: str | None
+) -> tuple[Candidate, str]:
+    """The candidate to be taken, and the reason.
 
-def _moved(before: float | None, now: float) -> bool:
-    return before is None or abs(now - before) > MOVED * max(abs(before), abs(now), 1e-15)
+    Args:
+        candidates: the cheapest first.
+        why: the reason for the first one.
+        used: codec in use; None: there is none.
+    """
+    best = candidates[0]
+    stay = next((c for c in candidates if c.codec == KEEP), None)
+    if stay is not None and best.cost_s > (1 - MARGIN) * stay.cost_s:
+        best, why = stay, f"nothing pays by {MARGIN:.0%}"
+    current = next((c for c in candidates if c.codec == used), None)
+    if current is None or current.codec == best.codec:
+        return best, why
+    margin = MARGIN if best.codec == KEEP else 0.0  # KEEP is best where none beats it by MARGIN
+    if (1 - HYSTERESIS) * current.cost_s < (1 - margin) * best.cost_s:
+        return current, f"no other is cheaper by {HYSTERESIS:.0%}"
+    return best, why

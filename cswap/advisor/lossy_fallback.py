@@ -11,13 +11,13 @@ unknown error goes to lossless at once.
 
 from __future__ import annotations
 
-import math
 import threading
 from typing import TYPE_CHECKING, Final
 
+from cswap.advisor.candidates import relative_error
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec, installed_codecs
-from cswap.codecs.traits import LOSSLESS, CodecTraits
+from cswap.codecs.traits import LOSSLESS
 from cswap.errors import ConfigError
 from cswap.log import log
 
@@ -49,7 +49,7 @@ def next_milder(codec: str) -> str | None:
     ('zvc+fp8', 'bf16', None, None)
     """
     first, plus, last = codec.rpartition("+")
-    traits = _traits_of(last)
+    traits = get_codec(last).traits
     after = traits.milder or _next_by_error(traits.relative_error)
     if after is None or after == LOSSLESS:
         return None
@@ -69,11 +69,7 @@ def milder_codecs(codec: str) -> Iterator[str]:
 def _next_by_error(error: float | None) -> str | None:
     if error is None:
         return None
-    errors = {
-        codec.name: codec.traits.relative_error
-        for codec in installed_codecs()
-        if codec.traits.relative_error is not None
-    }
+    errors = {codec.name: relative_error(codec) for codec in installed_codecs()}
     milder = {name: e for name, e in errors.items() if e <= MILDER * error}
     most = max(milder.values(), default=0.0)
     alike = [name for name, e in milder.items() if e >= ALIKE * most]
@@ -82,7 +78,7 @@ def _next_by_error(error: float | None) -> str | None:
 
 def harshest(codecs: Iterable[str]) -> str:
     """The codec with the largest relative error; an unknown error counts as the largest."""
-    return max(codecs, key=_error)
+    return max(codecs, key=lambda codec: relative_error(get_codec(codec)))
 
 
 def _made(codec: str) -> str | None:
@@ -91,18 +87,6 @@ def _made(codec: str) -> str | None:
     except ConfigError as error:
         log.debug("%s is no successor of a lossy codec: %s", codec, error)
         return None
-
-
-def _error(codec: str) -> float:
-    error = _traits_of(codec).relative_error
-    return math.inf if error is None else error
-
-
-def _traits_of(codec: str) -> CodecTraits:
-    try:
-        return get_codec(codec).traits
-    except ConfigError:  # no longer registered
-        return CodecTraits()
 
 
 class Milder:

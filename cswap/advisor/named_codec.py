@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from cswap.advisor.options import static_codec
 from cswap.codecs.base import takes
 from cswap.codecs.registry import get_codec
 from cswap.codecs.tolerance import needed_tolerance
@@ -16,63 +17,61 @@ if TYPE_CHECKING:
     from cswap.advisor.lossy_fallback import Milder
     from cswap.config import SwapConfig
 
-AUTO: Final = (None, "auto")
-"""Names that leave the choice to the advisor."""
-
 _WORDS: Final = ("exactly", "almost exactly")
 """By tolerance."""
 
 
-class NamedCodecs:
-    """The codecs that are named."""
+def named_codec(
+    config: SwapConfig, x: torch.Tensor, site: Site, planned: str | None
+) -> tuple[str | None, str]:
+    """The codec's name and who says so; None and "" if the choice is the advisor's.
 
-    def __init__(self, config: SwapConfig, static: str | None, milder: Milder) -> None:
-        """Args: config, milder: the advisor's; static: the codec of `policy="static"`."""
-        self._option, self._static, self._milder = config.codec, static, milder
+    A codec that the user's own function would name is not among them.
 
-    def name(self, x: torch.Tensor, site: Site, planned: str | None) -> tuple[str | None, str]:
-        """The codec's name, one of `AUTO` if none is named; and who says so.
+    Args:
+        config: the options.
+        x: the values.
+        site: the call site.
+        planned: codec that a plan names.
+    """
+    name, why, option = static_codec(config.policy), f"policy {config.policy}", config.codec
+    if planned is not None:
+        name, why = planned, "the plan says so"
+    elif site.codec is not None:
+        name, why = site.codec, "forced for this module or operator"
+    elif isinstance(option, dict) and (key := _key(option, x)) is not None:
+        name, why = option[key], "forced for this dtype"
+    elif isinstance(option, str) and option != "auto":
+        name, why = option, "forced"
+    return (None, "") if name in (None, "auto") else (name, why)
 
-        A codec that the user's own function would name is not among them.
 
-        Args:
-            x: the values.
-            site: the call site.
-            planned: codec that a plan names.
-        """
-        if planned is not None:
-            return planned, "the plan says so"
-        if site.codec is not None:
-            return site.codec, "forced for this module or operator"
-        option = self._option
-        if isinstance(option, dict):
-            for key in (x.dtype, str(x.dtype), dtype_name(x.dtype)):
-                if key in option:
-                    return option[key], "forced for this dtype"
-        if isinstance(option, str) and option != "auto":
-            return option, "forced"
-        return self._static, "policy static"
+def _key(option: dict[object, str], x: torch.Tensor) -> object | None:
+    keys = (x.dtype, str(x.dtype), dtype_name(x.dtype))
+    return next((key for key in keys if key in option), None)
 
-    def admissible(
-        self, name: str, x: torch.Tensor, kind: str, *, tolerance: int
-    ) -> tuple[str | None, str]:
-        """The codec to be used for a named one.
 
-        Args:
-            name: of the codec.
-            x: the values.
-            kind: of module.
-            tolerance: that a codec may need.
+def admissible(
+    name: str, x: torch.Tensor, kind: str, milder: Milder, *, tolerance: int
+) -> tuple[str | None, str]:
+    """The codec to be used for a named one.
 
-        Returns:
-            Its name and "", or None and the reason why it cannot serve.
-        """
-        milder = self._milder.instead(name, x, kind)
-        if milder is None:
-            return None, f"{name} harmed gradients; "
-        name, codec = milder, get_codec(milder)
-        if not takes(codec, x.dtype, x.device.type):
-            return None, f"{name} does not take this dtype; "
-        if needed_tolerance(codec) > tolerance:
-            return None, f"{name} is lossy and this tensor must come back {_WORDS[tolerance]}; "
-        return name, ""
+    Args:
+        name: of the codec.
+        x: the values.
+        kind: of module.
+        milder: lossy codecs that the guard has forbidden.
+        tolerance: that a codec may need.
+
+    Returns:
+        Its name and "", or None and the reason why it cannot serve.
+    """
+    allowed = milder.instead(name, x, kind)
+    if allowed is None:
+        return None, f"{name} harmed gradients; "
+    codec = get_codec(allowed)
+    if not takes(codec, x.dtype, x.device.type):
+        return None, f"{allowed} does not take this dtype; "
+    if needed_tolerance(codec) > tolerance:
+        return None, f"{allowed} is lossy and this tensor must come back {_WORDS[tolerance]}; "
+    return allowed, ""

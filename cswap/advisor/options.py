@@ -6,7 +6,6 @@ import difflib
 from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.candidates import FIXED_RATE, lossy_names
-from cswap.advisor.pricing import static_codec
 from cswap.codecs.base import takes
 from cswap.codecs.layout import torch_dtype
 from cswap.codecs.registry import get_codec
@@ -23,6 +22,20 @@ if TYPE_CHECKING:
 
 LOSSY_PATIENCE: Final = 2.0
 """Factor of the price of a byte with a lossy codec and without ``slowdown``: bytes matter more."""
+
+
+POLICIES: Final = ("auto", "cswap+", "raw", "static:CODEC")
+"""Values of the option ``policy``."""
+
+
+def static_codec(policy: str) -> str | None:
+    """CODEC of ``static:CODEC``, "raw" of ``raw``; None for other values of the option ``policy``.
+
+    >>> static_codec("static:zvc"), static_codec("raw"), static_codec("auto")
+    ('zvc', 'raw', None)
+    """
+    kind, colon, codec = policy.partition(":")
+    return codec if kind == "static" and colon else "raw" if policy == "raw" else None
 
 
 def decided_by(config: SwapConfig) -> str | None:
@@ -68,9 +81,7 @@ def check(config: SwapConfig, plan: Plan | None) -> None:
     """
     _check_slowdown(config)
     _check_lossy(config)
-    static = static_codec(config.policy)
-    if static is not None:
-        get_codec(static)
+    _check_policy(config.policy)
     if isinstance(config.codec, str) and config.codec != "auto":
         codec = get_codec(config.codec)
         takes_floats = any(_takes(codec, n) for n in ("float32", "bfloat16", "float16"))
@@ -88,6 +99,16 @@ def check(config: SwapConfig, plan: Plan | None) -> None:
                 get_codec(decision.codec)
             except ConfigError as error:
                 raise ConfigError(f"plan.decisions[{position}]: {error}") from error
+
+
+def _check_policy(policy: str) -> None:
+    static = static_codec(policy)
+    if static is not None:
+        get_codec(static)
+    elif policy not in POLICIES:
+        close = difflib.get_close_matches(policy, POLICIES, n=1)
+        hint = f" Did you mean {close[0]!r}?" if close else ""
+        raise ConfigError(f"policy={shown(policy)}: must be one of {', '.join(POLICIES)}.{hint}")
 
 
 def _check_slowdown(config: SwapConfig) -> None:

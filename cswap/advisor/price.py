@@ -33,9 +33,6 @@ OUTLIER: Final = 3.0
 """A step this many times longer than the lower quartile does not count: it compiled, pinned memory,
 or somebody paused."""
 
-JUMP: Final = 60.0
-"""A step this many times longer than the last is ignored: a pause, or a jump of the clock."""
-
 
 def fit_price(
     options: Sequence[Sequence[tuple[float, float]]], limit_bytes: float, highest: float
@@ -124,13 +121,12 @@ class StepClock:
         """A step begins.
 
         Args:
-            now_s: monotonic time; a step in which the clock goes back or jumps is ignored.
+            now_s: monotonic time; a step in which the clock goes back is ignored.
             exposed_s: seconds that computation has waited for swaps since the first step.
         """
         if self._began is not None:
             step_s = now_s - self._began
-            usual = self._steps[-1][0] if self._steps else step_s
-            if 0 < step_s < float("inf") and step_s < JUMP * usual:
+            if 0 < step_s < float("inf"):
                 self._steps.append((step_s, exposed_s - self._exposed_s))
         self._began, self._exposed_s = now_s, exposed_s
 

@@ -1,4 +1,4 @@
-"""Measures a codec on a tensor by running it. For evaluation: the caller waits."""
+"""Measures a codec on a tensor by running it; and numbers to measure with."""
 
 from __future__ import annotations
 
@@ -43,6 +43,16 @@ def round_trip(
         codec.decode_flat(out[:nbytes], back, stream=stream)
         decode_s = min(decode_s, _now(x) - start)
     return nbytes, encode_s, decode_s
+
+
+def normal(*sizes: int, device: str | torch.device = "cpu") -> torch.Tensor:
+    """[sizes] float32 from a standard normal distribution, by a generator of its own.
+
+    Measurements may run beside a training. A number drawn from torch's generator there would change
+    the dropout masks and the batches of the training.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    return torch.randn(*sizes, generator=generator, device=device)
 
 
 def _now(x: torch.Tensor) -> float:

@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from cswap.advisor.candidates import RAW, predicted_ratio
-from cswap.advisor.correction import Correction, usable
 from cswap.display import visible
 
 if TYPE_CHECKING:
     from cswap.advisor.call_site import Site
     from cswap.advisor.cost import Candidate
+    from cswap.advisor.live_costs import LiveCosts
     from cswap.codecs.base import Codec
     from cswap.profiler import LateProfile
     from cswap.schema.tensor import TensorProfile
 
-RESAMPLE_EVERY: Final = 8
-"""Swap-outs of one call site between its first samples: zeros drift with training."""
-
-MOST_USES: Final = 64
-"""Most swap-outs between two samples. Each one that confirms the choice doubles their distance."""
-
-LEARN_FIRST: Final = 16
-"""Encodings, and round trips, by one codec at one call site that all correct the predictions."""
-
-LEARN_EVERY: Final = 4
-"""Of later ones, each of so many: with cold caches, a correction takes as long as an encode."""
-
 DRIFT: Final = 0.05
 """Relative change of the measured ratio after which the last sample is stale."""
 
+STALE: Final = -1.0
+"""See `SiteMemory`."""
+
 WEIGHT: Final = 0.2
 """Weight of the newest measurement in the moving averages that `Explanation` shows."""
-
-_RATIO, _DEVICE_S, _COUNT, _TRIPS = range(4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,11 +83,6 @@ class Explanation:
             return self.known_nbytes
         return max((int(c.nbytes) for c in self.candidates), default=None)
 
-    def profile_for(self, nbytes: int) -> TensorProfile | None:
-        """The last sample, as one of a tensor of so many bytes."""
-        found = self.profile
-        return found if found is None or found.nbytes == nbytes else replace(found, nbytes=nbytes)
-
     @property
     def measured_cost_s(self) -> float | None:
         """The chosen codec's cost by measurement; None before the first round trip."""
@@ -129,126 +114,99 @@ class Explanation:
         return text
 
 
-class Learner(Protocol):
-    """Takes measured times into later prices.
-
-    Attributes:
-        adapts: whether later choices may depend on measurements.
-        version: of the prices and corrections.
-    """
-
-    adapts: bool
-    version: int
-
-    def observe(self, codec: str, profile: TensorProfile, device_s: float) -> None:
-        """Note the seconds of encode and decode together, of a tensor with this profile."""
-        ...
-
-
 @dataclass(slots=True)
 class SiteMemory:
-    """State of one call site. Written by the advisor under its lock, and by `note_encoded`.
+    """State of one call site. Written by the advisor under its lock, and by `Advice`.
 
     Attributes:
         explanation: the last decision.
-        codec: its codec; None if the tensor stays.
-        uses: number of uses since the last sample.
-        version: version of the prices and corrections at the last decision.
+        advice: it, as it is given out.
+        used_in: step of the last use.
+        sampled: number of the round of samples (`Advisor.begin_step`) on which the decision rests;
+            infinite if it depends on no values; `STALE` if it is to be made again.
         pending: a sample that has not arrived yet.
-        stale: whether the ratio has changed since the sample was taken.
         switches: number of changes of the choice.
-        epoch: epoch of the last sample.
-        fixed: whether the decision depends on no values.
-        sample_every: uses after which the values are sampled again.
-        good_for: uses in which no sample is due, unless the epoch or the ratio changes.
-        advice: the last decision, as it was given out.
     """
 
     explanation: Explanation
-    codec: Codec | None
-    uses: int = 1
-    version: int = 0
+    advice: Advice = field(init=False, repr=False, compare=False)
+    used_in: int = 0
+    sampled: float = math.inf
     pending: LateProfile | None = None
-    stale: bool = False
     switches: int = 0
-    epoch: int = 0
-    fixed: bool = False
-    sample_every: int = RESAMPLE_EVERY
-    good_for: float = 0.0
-    advice: Advice | None = field(default=None, repr=False, compare=False)
-    _reference: tuple[str, float] = ("", 0.0)
-    _ratios: dict[str, Correction] = field(default_factory=dict)
-    _seen: dict[str, list[float]] = field(default_factory=dict)
+    _first: tuple[str, float] | None = None  # codec and ratio of the tensor that was sampled
+    _factors: dict[str, float] = field(default_factory=dict)
+    _measured: dict[str, Measured] = field(default_factory=dict)
 
-    def decide(self, explanation: Explanation, codec: Codec | None, version: int) -> None:
-        """Take over a new decision, after a new sample or at new prices."""
-        changed = explanation.codec != self.explanation.codec
-        self.switches += changed
-        if changed or self.stale:
-            self.sample_every = RESAMPLE_EVERY
-        elif self.uses > self.sample_every:  # a sample was due, and confirms the choice
-            self.sample_every = min(2 * self.sample_every, MOST_USES)
-        self.explanation, self.codec, self.version = explanation, codec, version
+    def decide(
+        self, explanation: Explanation, codec: Codec | None, costs: LiveCosts, sampled: float
+    ) -> None:
+        """Take over a new decision.
 
-    def sampled(self) -> None:
-        """Note that the decision rests on a new sample."""
-        self.uses, self.pending, self.stale, self._reference = 1, None, False, ("", 0.0)
+        Args:
+            explanation: it.
+            codec: its codec; None: the tensor stays.
+            costs: of the kind of device.
+            sampled: see the attributes.
+        """
+        self.switches += explanation.codec != self.explanation.codec
+        self.explanation, self.advice = (
+            explanation,
+            Advice(codec, self, costs, bool(explanation.candidates)),
+        )
+        self.sampled, self.pending, self._first = sampled, None, None
 
-    def ratio_factor(self, codec: str) -> float:
-        """Factor for the codec's predicted ratio at this call site."""
-        known = self._ratios.get(codec)
-        return 1.0 if known is None else known.factor
+    @property
+    def used(self) -> str | None:
+        """The codec that was chosen among candidates; None: there was no choice yet."""
+        return self.explanation.codec if self.explanation.candidates else None
+
+    def ratio_factors(self) -> dict[str, float]:
+        """Factors by codec, for predicted ratios at this call site: by encodings so far."""
+        profile = self.explanation.profile
+        if self._first is not None and profile is not None:
+            codec, ratio = self._first
+            self._factors[codec] = ratio / predicted_ratio(codec, profile)
+        return self._factors
 
     def note_encoded(self, codec: str, raw_nbytes: int, nbytes: int, *, learn: bool = True) -> None:
         """Note the size of an encoding; ``learn``: whether later choices may depend on it."""
         if nbytes <= 0:
             return
         ratio = raw_nbytes / nbytes
-        seen = self._seen.get(codec)
-        if seen is None:
-            seen = self._seen[codec] = [ratio, 0.0, 1, 0]
+        known = self._measured.get(codec)
+        if known is None:
+            self._measured[codec] = Measured(codec, ratio)
         else:
-            seen[_RATIO] += WEIGHT * (ratio - seen[_RATIO])
-            seen[_COUNT] += 1
+            mean = known.ratio + WEIGHT * (ratio - known.ratio)
+            self._measured[codec] = replace(known, ratio=mean, count=known.count + 1)
         if not learn:
             return
         if codec == RAW != self.explanation.codec:
-            self.stale = True  # the chosen codec has failed, and may be no candidate any more
-        if self._reference[0] != codec:
-            self._reference = (codec, ratio)
-        elif abs(ratio - self._reference[1]) > DRIFT * self._reference[1]:
-            self.stale = True
-        profile = self.explanation.profile
-        if profile is not None and codec != RAW and _is_due(seen[_COUNT]):
-            predicted = predicted_ratio(codec, profile)
-            if usable(predicted, ratio):
-                self._ratios.setdefault(codec, Correction()).observe(predicted, ratio)
+            self.sampled = STALE  # the chosen codec has failed, and may be no candidate any more
+        if self._first is None or self._first[0] != codec:
+            self._first = codec, ratio
+            foretold = next((c.ratio for c in self.explanation.candidates if c.codec == codec), 0.0)
+            if abs(ratio - foretold) > DRIFT * foretold > 0:
+                self.sampled = STALE
+        elif abs(ratio - self._first[1]) > DRIFT * self._first[1]:
+            self.sampled = STALE
 
-    def note_round_trip(self, codec: str, device_s: float) -> bool:
-        """Note the seconds of encode and decode of a tensor of this call site.
-
-        Returns:
-            Whether they should correct the predictions, too.
-        """
-        seen = self._seen.get(codec)
-        if seen is None:
-            return True
-        if device_s > 0:
-            seen[_DEVICE_S] += (WEIGHT if seen[_DEVICE_S] else 1) * (device_s - seen[_DEVICE_S])
-        seen[_TRIPS] += 1
-        return _is_due(seen[_TRIPS])
+    def note_round_trip(self, codec: str, device_s: float) -> None:
+        """Note the seconds of encode and decode of a tensor of this call site."""
+        known = self._measured.get(codec)
+        if known is not None and device_s > 0:
+            weight = WEIGHT if known.device_s else 1
+            mean_s = known.device_s + weight * (device_s - known.device_s)
+            self._measured[codec] = replace(known, device_s=mean_s)
 
     def explained(self) -> Explanation:
         """The last decision with its measured outcome."""
-        seen = self._seen.copy()  # a snapshot: other threads add to it meanwhile
-        measured = tuple(
-            Measured(codec, ratio, device_s, int(count))
-            for codec, (ratio, device_s, count, _) in seen.items()
-        )
+        measured = tuple(self._measured.copy().values())  # other threads add to it meanwhile
         return replace(self.explanation, measured=measured, switches=self.switches)
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Advice:
     """The advisor's choice for one tensor; takes notes of the outcome.
 
@@ -261,11 +219,8 @@ class Advice:
 
     codec: Codec | None
     memory: SiteMemory
-    costs: Learner
-    learns: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.learns = bool(self.memory.explanation.candidates)
+    costs: LiveCosts
+    learns: bool
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -277,14 +232,8 @@ class Advice:
         self.memory.note_encoded(codec, raw_nbytes, nbytes, learn=self.costs.adapts)
 
     def note_round_trip(self, codec: str, device_s: float) -> None:
-        """Note the seconds of encode and decode together; most of them correct nothing."""
-        if not self.memory.note_round_trip(codec, device_s):
-            return
+        """Note the seconds of encode and decode together."""
+        self.memory.note_round_trip(codec, device_s)
         taken = self.memory.explanation.profile
         if taken is not None:
             self.costs.observe(codec, taken, device_s)
-
-
-def _is_due(count: float) -> bool:
-    # Whether the encoding, or the round trip, of this number corrects the predictions.
-    return count <= LEARN_FIRST or not count % LEARN_EVERY

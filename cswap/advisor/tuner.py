@@ -1,7 +1,7 @@
 """Tunes launch shapes by Bayesian optimisation: how kernels start; their output stays the same.
 
 A GPU's kernels have threads per block and blocks per multiprocessor (`cswap.codecs.launcher`), a
-CPU's ranges of tiles per tensor (`cswap.codecs.parallel`). The result is stored beside the
+CPU's ranges of tiles per tensor (`cswap.codecs.parallel`). The result is stored with the
 calibration and used from then on. It replaces the default only if it beats it in a comparison in
 turns.
 
@@ -12,15 +12,13 @@ surrogate nor acquisition; here both are optuna's tree-structured Parzen estimat
 
 from __future__ import annotations
 
-import json
 import statistics
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Final
 
 import torch
 
-from cswap import cache_folder
-from cswap.advisor.calibration import folder, machine_of, path_of
+from cswap.advisor.calibration import SHAPE_OF, Calibration, machine_of, stored
 from cswap.advisor.round_trip import round_trip
 from cswap.codecs import gpu, launcher, parallel
 from cswap.codecs.base import takes, word_dtype
@@ -28,17 +26,11 @@ from cswap.codecs.registry import get_codec
 from cswap.display import shown
 from cswap.errors import ConfigError, UnsupportedError
 from cswap.install_hint import to_install
-from cswap.log import log
-from cswap.schema.checks import Checks
-from cswap.schema.reading import parse_object
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from cswap.codecs.base import Codec
-
-_CHECK: Final = Checks(ConfigError)
 
 RANDOM_SAMPLES: Final = 10
 GUIDED_SAMPLES: Final = 25
@@ -52,8 +44,6 @@ GAIN: Final = 0.03
 
 NBYTES: Final = {"cpu": 16 << 20, "cuda": 64 << 20}
 """Bytes of the tensor that is encoded and decoded, by kind of device."""
-
-VERSION: Final = 1
 
 Shape = dict[str, int]
 
@@ -79,7 +69,6 @@ class TuneResult:
         default: the default shape.
         default_s: seconds with ``default``, in the same comparison.
         guided_s: fewest seconds in the search.
-        random_s: fewest seconds of as many random samples; None: not measured.
     """
 
     codec: str
@@ -89,7 +78,6 @@ class TuneResult:
     default: Shape
     default_s: float
     guided_s: float
-    random_s: float | None
 
 
 def tune(
@@ -98,7 +86,6 @@ def tune(
     *,
     budget: int = BUDGET,
     seed: int = 0,
-    baseline: bool = False,
     progress: Callable[[int], object] | None = None,
 ) -> TuneResult:
     """Search the fastest launch shape of a codec on this machine, and store it.
@@ -108,31 +95,23 @@ def tune(
         kind: kind of device, "cpu" or "cuda".
         budget: number of samples; the first `RANDOM_SAMPLES` are random, the default among them.
         seed: seed of the search.
-        baseline: whether to search at random as well, for comparison.
         progress: called with the number of samples taken.
 
     Raises:
         UnsupportedError: optuna is missing, or there is no such device here.
         ConfigError: the codec has no launch shape on that device.
     """
-    measure = _measurer(codec, kind)
-    best, guided_s = search(measure, SPACES[kind], default_of(kind), budget, seed, progress)
-    random_s = None
-    if baseline:
-        _, random_s = search(
-            measure, SPACES[kind], default_of(kind), budget, seed, None, guided=False
-        )
-    shape, seconds, default_s = _compare(measure, best, default_of(kind))
-    result = TuneResult(
-        codec, kind, shape, seconds, default_of(kind), default_s, guided_s, random_s
-    )
-    _save(result)
-    return result
+    measure, default = _measurer(codec, kind), default_of(kind)
+    best, guided_s = search(measure, SPACES[kind], default, budget, seed, progress)
+    shape, seconds, default_s = _compare(measure, best, default)
+    before = stored(kind) or Calibration(machine_of(kind), {})
+    replace(before, shapes={**before.shapes, codec: shape}).save()
+    return TuneResult(codec, kind, shape, seconds, default, default_s, guided_s)
 
 
 def default_of(kind: str) -> Shape:
     """The default launch shape on that kind of device."""
-    return asdict(parallel.DEFAULT_SHAPE if kind == "cpu" else launcher.DEFAULT_SHAPE)
+    return asdict(SHAPE_OF[kind]())
 
 
 def search(
@@ -142,8 +121,6 @@ def search(
     budget: int,
     seed: int,
     progress: Callable[[int], object] | None = None,
-    *,
-    guided: bool = True,
 ) -> tuple[Shape, float]:
     """(shape, seconds) of the fastest of ``budget`` samples, one of which is the default.
 
@@ -155,12 +132,7 @@ def search(
     except ImportError as error:
         raise UnsupportedError(f"tuning needs optuna ({error}): {to_install('tune')}") from error
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    samplers = optuna.samplers
-    sampler = (
-        samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_SAMPLES, multivariate=False)
-        if guided
-        else samplers.RandomSampler(seed=seed)
-    )
+    sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM_SAMPLES)
     study = optuna.create_study(sampler=sampler)
     study.enqueue_trial({name: space[name].index(value) for name, value in default.items()})
     for n in range(budget):
@@ -178,51 +150,9 @@ def search(
 
 def apply_tuned(kind: str) -> None:
     """Start kernels on that kind of device with the shapes tuned on this machine."""
-    for codec, shape in tuned_shapes(kind).items():
+    found = stored(kind)
+    for codec, shape in ({} if found is None else found.shapes).items():
         _use(codec, kind, shape)
-
-
-def tuned_shapes(kind: str) -> dict[str, Shape]:
-    """Stored shape by codec; a file that cannot be used is ignored with a warning."""
-    path = _path(kind)
-    text = cache_folder.read(path)
-    if text is None:
-        return {}
-    try:
-        return _parsed(kind, parse_object(text, "shapes"))
-    except ConfigError as error:
-        log.warning("%s has no launch shapes for this machine (%s): ignored.", path, error)
-        return {}
-
-
-def _parsed(kind: str, record: dict[str, Any]) -> dict[str, Shape]:
-    if record.get("version") != VERSION or record.get("machine") != machine_of(kind):
-        raise ConfigError("made by another version or on another machine")
-    shapes = _CHECK.mapping("shapes", record.get("shapes"), "launch shapes")
-    return {name: _checked(kind, f"shapes[{shown(name)}]", v) for name, v in shapes.items()}
-
-
-def _checked(kind: str, where: str, value: Any) -> Shape:
-    shape = _CHECK.record(
-        where, value, parallel.RangeShape if kind == "cpu" else launcher.LaunchShape
-    )
-    for name, values in SPACES[kind].items():
-        if name in shape:
-            _CHECK.count(f"{where}.{name}", shape[name], values[0], values[-1])
-            if shape[name] not in values:
-                raise ConfigError(f"{where}.{name}={shape[name]}: is none of {values}.")
-    return shape
-
-
-def _path(kind: str) -> Path:
-    return folder() / path_of(machine_of(kind)).name.replace(kind, f"{kind}-shapes", 1)
-
-
-def _save(result: TuneResult) -> None:
-    path, shapes = _path(result.kind), tuned_shapes(result.kind)
-    shapes[result.codec] = result.shape
-    record = {"version": VERSION, "machine": machine_of(result.kind), "shapes": shapes}
-    cache_folder.write(path, (json.dumps(record, indent=1) + "\n").encode())
 
 
 def _use(codec: str, kind: str, shape: Shape) -> None:

@@ -10,7 +10,7 @@ code does. So whoever finds a mark compiles little or nothing.
 
 One process compiles at a time; those of other trainings, ranks for example, wait for it, and then
 find its marks. It outlives its training: the next one needs the kernels, too.
-``CSWAP_CALIBRATE=0`` switches this off, like all that is done once per machine beside training.
+``CSWAP_CALIBRATE=0`` switches this off.
 """
 
 from __future__ import annotations

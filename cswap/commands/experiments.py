@@ -34,7 +34,7 @@ AFTER_CTRL_C: Final = dict.fromkeys(("codecs", "accuracy"), GO_ON)
 
 def prepare() -> None:
     """Settings that a measurement needs, where the user has not made them."""
-    # A calibration in the background would disturb measurements and change the advisor's choices.
+    # A process that compiles beside a training would disturb measurements.
     os.environ.setdefault("CSWAP_CALIBRATE", "0")
     # torch reads this when it loads OpenMP. OpenMP's threads wait for each other in a busy loop by
     # default. On a machine with other work, this made training five times slower.

@@ -6,7 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from cswap.advisor.advisor import Advisor
-from cswap.engine.order.looks import is_look
+from cswap.engine.order.looks import is_look, last_look
 from cswap.engine.order.newest import Newest
 from cswap.engine.order.plan_follower import PlanFollower
 from cswap.engine.order.step_order import StepOrder
@@ -115,7 +115,8 @@ class EngineState:
         self._begun = self.order.step
         self.follower.begin_step()
         self.counters.count_kept()
-        self.advisor.begin_step(self.counters.exposed_s + self.lanes.stalled_s)
+        exposed_s = self.counters.exposed_s + self.lanes.stalled_s
+        self.advisor.begin_step(exposed_s, last_look(self._begun))
 
     def choose_by(self, goal: Chooser | None) -> None:
         """See `SwapEngine.choose_by`."""

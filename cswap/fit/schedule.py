@@ -11,12 +11,13 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from cswap.advisor.candidates import LossyCandidates
+from cswap.advisor.candidates import lossy_by_tolerance
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.codecs.registry import get_codec
 from cswap.display import shown
@@ -174,7 +175,7 @@ def _check_codecs(plan: FitPlan, config: SwapConfig) -> None:
     lossy = [
         name for name in plan.counts if name not in (KEEP, REMAT) and not get_codec(name).lossless
     ]
-    admitted = LossyCandidates(config.lossy).names if lossy else ()
+    admitted = {*chain.from_iterable(lossy_by_tolerance(config.lossy).values())} if lossy else ()
     for name in lossy:
         if name not in admitted:
             raise ConfigError(

@@ -118,25 +118,6 @@ class Randomness:
 
 
 @dataclass(frozen=True, slots=True)
-class Autocast:
-    """The state of autocast on one kind of device."""
-
-    kind: str
-    enabled: bool
-    dtype: torch.dtype
-
-    @staticmethod
-    def now(kind: str) -> Autocast:
-        """The current state for this kind of device."""
-        enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        return Autocast(kind, enabled, dtype)
-
-    def context(self, *, enabled: bool) -> torch.autocast:
-        """A context with this state. It has no cache, because a cache would outlive the run."""
-        return torch.autocast(self.kind, self.dtype, enabled=enabled, cache_enabled=False)
-
-
-@dataclass(frozen=True, slots=True)
 class Run:
     """The results of one run.
 
@@ -189,7 +170,10 @@ class Call:
         self._gpus = frozenset(c.device for c in copies if c.device.type == "cuda")
         self._randomness = Randomness.now(self._gpus)
         kinds = _DEVICES if self._gpus else _DEVICES[:1]
-        self._autocast = tuple(Autocast.now(kind) for kind in kinds)
+        self._autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in kinds
+        ]
         self.gradients: dict[int, Copy] = {}
 
     def _copies(self) -> Iterator[Any]:
@@ -274,8 +258,10 @@ class Call:
     def _autocasting(self, *, as_then: bool) -> Iterator[None]:
         # The state of the call during forward. Off during backward, which has its own dtypes.
         with ExitStack() as stack:
-            for state in self._autocast:
-                stack.enter_context(state.context(enabled=as_then and state.enabled))
+            for kind, dtype, was_on in self._autocast:
+                on = as_then and was_on
+                # Without a cache, which would outlive the run.
+                stack.enter_context(torch.autocast(kind, dtype, enabled=on, cache_enabled=False))
             yield
 
 

@@ -10,10 +10,9 @@ if TYPE_CHECKING:
     from cswap.advisor.calibration import Calibration
 
 COLUMNS: Final = (
-    *("codec", "", "overhead us", "GB/s, no zeros", "GB/s, 50 %", "GB/s, 90 %"),
-    *("residual", "scratch"),
+    *("codec", "", "overhead us", "GB/s, no zeros", "GB/s, 50 %", "GB/s, 90 %", "residual"),
 )
-DROPPED: Final = ("scratch", "residual", "GB/s, 90 %", "overhead us")
+DROPPED: Final = ("residual", "GB/s, 90 %", "overhead us")
 """Columns that a narrow terminal does without, the first to go first."""
 
 ZEROS: Final = (0.0, 0.5, 0.9)
@@ -29,7 +28,6 @@ def rows(found: Calibration) -> Iterator[tuple[str, ...]]:
                 f"{1e6 * model.overhead_s:.1f}",
                 *(f"{model.bytes_per_s(zeros) / 1e9:.1f}" for zeros in ZEROS),
                 f"{model.residual:.1%}",
-                f"{both.scratch_per_byte:.2f}" if direction == "encode" else "",
             )
 
 
@@ -39,9 +37,6 @@ def notes(found: Calibration) -> Iterator[str]:
     if link is not None:
         out, back = link.d2h_bytes_per_s / 1e9, link.h2d_bytes_per_s / 1e9
         yield f"Link: out {out:.1f} GB/s, back {back:.1f} GB/s, {1e6 * link.latency_s:.1f} us each;"
-        yield (
-            f"{link.duplex_factor:.0%} of that while both are busy, {link.loaded_factor:.0%} "
-            f"beside computation, which loses {link.codec_tax:.0%} while a codec runs."
-        )
+        yield (f"{link.duplex_factor:.0%} of that while both are busy.")
     for name, why in found.left_out.items():
         yield f"{name}: not measured ({why})."

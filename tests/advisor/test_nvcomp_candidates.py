@@ -13,7 +13,7 @@ import torch
 from cswap.advisor import advisor as module
 from cswap.advisor import calibrate, candidates, link
 from cswap.advisor.advisor import Advisor
-from cswap.advisor.calibration import Calibration, CodecTimes, machine_of, stored
+from cswap.advisor.calibration import CodecTimes, machine_of, stored
 from cswap.advisor.call_site import Site
 from cswap.advisor.fit import TimeModel
 from cswap.advisor.live_costs import KEEP, LiveCosts
@@ -183,7 +183,7 @@ def test_where_it_is_not_installed_nobody_says_a_word(monkeypatch, caplog, impor
     assert choose(advisor, normal()) == "expk"
     assert {c.codec for e in advisor.explain() for c in e.candidates}.isdisjoint(TRAITS)
     assert (told, caplog.records, imported) == ([], [], [])
-    assert calibrate.lacking(Calibration({"kind": "cuda"}, {})).isdisjoint(TRAITS)
+    assert calibrate.n_steps("cuda") == len(candidates.all_candidates()) + 1
 
 
 def test_a_model_on_a_cpu_does_not_load_it(monkeypatch, library):
@@ -221,7 +221,7 @@ def test_an_installed_one_that_does_not_work_is_reported_once(monkeypatch, libra
     assert (what, then) == ("nvcomp", "taking other codecs")
     words = {"version": "5.1.0", "refusal": "division by zero", "import": "undefined symbol"}
     assert words[how] in why
-    assert calibrate.lacking(Calibration({"kind": "cuda"}, {})).isdisjoint(TRAITS)
+    assert calibrate.n_steps("cuda") == len(candidates.all_candidates()) + 1
 
 
 # What is measured
@@ -246,12 +246,14 @@ def test_rates_of_others_say_nothing_about_the_device():
     costs, x = LiveCosts("cuda", None, adapt=True), TensorProfile("bfloat16", LARGE, 64)
     for _ in range(20):
         costs.observe("nvcomp-ans", x, 3 * costs.model_s("nvcomp-ans", x))
-    found = costs.corrections.snapshot()
-    assert (found["0.0001 s"], found["0.001 s"]) == (1.0, 1.0)
-    assert found["nvcomp-ans"] == pytest.approx(3.0, rel=0.05)
+    costs.corrections.refit()
+    assert costs.corrections.seconds("expk", 1e-3) == pytest.approx(1e-3)
+    assert costs.corrections.seconds("nvcomp-ans", 1e-3) == pytest.approx(3e-3, rel=0.05)
     costs._times = {"nvcomp-ans": times(1e-12)}  # of a calibration
-    costs.observe("nvcomp-ans", x, 3 * costs.model_s("nvcomp-ans", x))
-    assert costs.corrections.snapshot()["0.001 s"] > 1.01
+    for _ in range(20):
+        costs.observe("nvcomp-ans", x, 3 * costs.model_s("nvcomp-ans", x))
+    costs.corrections.refit()
+    assert costs.corrections.seconds("expk", 1e-3) > 1.01e-3
 
 
 @pytest.fixture
@@ -264,7 +266,7 @@ def on_a_cpu(monkeypatch, library, tmp_path):
     monkeypatch.setattr(calibrate, "nvcomp_candidates", lambda _: ("nvcomp-lz4", "nvcomp-ans"))
     monkeypatch.setitem(calibrate.SIZES, "cpu", (1 << 14, 1 << 15))
     monkeypatch.setattr(calibrate, "ROUNDS", 1)
-    monkeypatch.setattr(link, "measure_link", lambda *_: None)
+    monkeypatch.setattr(link, "link_of_cpu", lambda _: None)
     return library
 
 
@@ -277,7 +279,6 @@ def test_a_calibration_measures_them_and_leaves_out_what_fails(monkeypatch, on_a
     assert found is not None
     assert (set(found.times), set(found.left_out)) == ({"raw", "nvcomp-lz4"}, {"nvcomp-ans"})
     assert found.times["nvcomp-lz4"].encode.bytes_per_s(0.0) > 0
-    assert not calibrate.lacking(found)
     assert found.machine == machine_of("cpu")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cswap.advisor import link
 from cswap.advisor.calibrate import measure
 from cswap.plan import this_machine
 
@@ -13,11 +12,10 @@ from cswap.plan import this_machine
 @pytest.mark.parametrize(
     "work",
     [
-        lambda: link._CpuCopies().computation_beside_codec_s(),
         lambda: this_machine._flops("cpu", torch.float32),
         lambda: measure("zvc", "cpu"),
     ],
-    ids=["link", "products", "calibration"],
+    ids=["products", "calibration"],
 )
 def test_a_measurement_leaves_the_generator_alone(work):
     before = torch.get_rng_state()

@@ -36,10 +36,10 @@ def test_sizes_of_a_class_share_a_choice_and_its_row():
     assert len(advisor.explain()) == 4
 
 
-def test_new_prices_count_the_bytes_of_this_tensor_and_not_of_the_one_that_was_sampled():
+def test_a_new_choice_counts_the_bytes_of_this_tensor():
     advisor = Advisor(SwapConfig(), None)
     choose(advisor, relu(N))
-    advisor._costs_on("cpu").version += 1
+    advisor.begin_step(0.0, look=1)
     choose(advisor, relu(N + N // 8))
     (explained,) = advisor.explain()
     kept = next(c for c in explained.candidates if c.codec == "keep")

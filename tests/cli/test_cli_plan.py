@@ -10,9 +10,8 @@ import torch
 
 import cswap
 from cswap.advisor import calibration
-from cswap.advisor.calibration import Calibration, CodecTimes, machine_of
+from cswap.advisor.calibration import Calibration, CodecTimes, Link, machine_of
 from cswap.advisor.fit import TimeModel
-from cswap.advisor.link import Link
 from cswap.errors import ConfigError, HardwareError
 from cswap.plan.estimate import estimate
 from cswap.plan.hardware import list_hardware, load_hardware
@@ -119,7 +118,7 @@ def test_this_machine_is_a_profile_once_it_is_calibrated(tmp_path, monkeypatch):
     with pytest.raises(HardwareError, match="cswap calibrate"):
         this_machine()
     model = TimeModel(1e-5, 1e-10, 0.0, 0.01)
-    link = Link(1e10, 2e10, 1e-6, 0.7, 0.8, 0.3)
+    link = Link(1e10, 2e10, 1e-6, 0.7)
     times = {"zvc": CodecTimes(model, model), "raw": CodecTimes(model, model)}
     Calibration(machine_of("cpu"), times, link).save()
     found = this_machine()

@@ -22,7 +22,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cswap.advisor import calibration, tuner
+from cswap.advisor import calibration
 from cswap.codecs import cubins
 from cswap.errors import CswapError
 from cswap.plan.hardware import load_hardware
@@ -166,16 +166,11 @@ def show_plans(trace, hardware, policy):
 def read_calibration(path):
     put_into_cache(path, calibration.path_of(calibration.machine_of("cpu")))
     calibration._read.cache_clear()
-    found = calibration.stored("cpu", partial=True)
+    found = calibration.stored("cpu")
     calibration._read.cache_clear()
     if found is not None:
         shown = [*calibration_report.rows(found), *calibration_report.notes(found)]
         assert "nan" not in str(shown)
-
-
-def read_shapes(path):
-    put_into_cache(path, tuner._path("cpu"))
-    tuner.tuned_shapes("cpu")
 
 
 KERNEL = Cubin(bytes(range(256)), "zvc_encode", 40, 0, 1024)
@@ -230,7 +225,6 @@ FILES: dict[str, tuple[Callable[[], bytes], Callable[[Path], object]]] = {
         read_hardware,
     ),
     "calibration": (for_this_machine("calibration.json"), read_calibration),
-    "shapes": (for_this_machine("shapes.json"), read_shapes),
     "kernel": (lambda: cubins._record(KERNEL), read_kernel),
     "record": ((EXAMPLES / "stats.json").read_bytes, read_record),
     "timeline": ((EXAMPLES / "timeline.json").read_bytes, read_timeline),

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import cswap
-from cswap.advisor import calibration, tuner
+from cswap.advisor import calibration
 from cswap.config import SwapConfig, parse_bytes
 from cswap.errors import ConfigError, CswapError, HardwareError, TraceError, UnknownCodecError
 from cswap.plan import planner
@@ -230,11 +230,11 @@ def put(path, text):
 
 
 CACHED = [
-    *(b"null", b"\xff", DEEP.encode(), b'{"version": 2, "machine": MACHINE}'),
-    b'{"version": 2, "machine": MACHINE, "times": {}, "left_out": {}, "complete": "no"}',
-    b'{"version": 2, "machine": MACHINE, "times": {"zvc": {"encode": {"overhead_s": '
+    *(b"null", b"\xff", DEEP.encode(), b'{"version": 3, "machine": MACHINE}'),
+    b'{"version": 3, "machine": MACHINE, "times": {}, "left_out": {"zvc": 1}}',
+    b'{"version": 3, "machine": MACHINE, "times": {"zvc": {"encode": {"overhead_s": '
     + b"9" * 400
-    + b'}}}, "left_out": {}, "complete": true}',
+    + b'}}}, "left_out": {}}',
 ]
 
 
@@ -243,16 +243,17 @@ def test_a_damaged_calibration_is_ignored_with_a_notice(text, cache, caplog):
     machine = calibration.machine_of("cpu")
     put(calibration.path_of(machine), text.replace(b"MACHINE", json.dumps(machine).encode()))
     with caplog.at_level(logging.WARNING, "cswap"):
-        assert calibration.stored("cpu", partial=True) is None
+        assert calibration.stored("cpu") is None
     assert caplog.text.count("is no calibration of this machine") == 1
 
 
 @pytest.mark.parametrize("shape", [{"ranges": 3.7}, {"ranges": "3"}, {"ranges": 10**18}, [], None])
 def test_damaged_launch_shapes_are_ignored_with_a_notice(shape, cache, caplog):
-    record = {"version": 1, "machine": calibration.machine_of("cpu"), "shapes": {"zvc": shape}}
-    put(tuner._path("cpu"), json.dumps(record).encode())
+    machine = calibration.machine_of("cpu")
+    record = {"version": 3, "machine": machine, "times": {}, "left_out": {}}
+    put(calibration.path_of(machine), json.dumps(record | {"shapes": {"zvc": shape}}).encode())
     with caplog.at_level(logging.WARNING, "cswap"):
-        assert tuner.tuned_shapes("cpu") == {}
+        assert calibration.stored("cpu") is None
     assert caplog.text.count("ignored") == 1
 
 

@@ -39,7 +39,7 @@ def machine(monkeypatch):
         rate = candidates.default_rate
         on_gpu = {
             (NvcompCodec, "supports"): lambda codec, dtype, _="": supports(codec, dtype, "cuda"),
-            (candidates, "nvcomp_candidates"): lambda _: names("cuda"),
+            (live_costs, "nvcomp_candidates"): lambda _: names("cuda"),
             (live_costs, "default_rate"): lambda codec, kind: (
                 FAST if codec.name.startswith("nvcomp") else rate(codec, kind)
             ),
@@ -198,7 +198,7 @@ def test_no_memory_for_the_proof_is_no_verdict(machine, monkeypatch):
 
 def test_a_broken_library_is_counted_once_by_the_engine(machine, monkeypatch, caplog):
     monkeypatch.setattr(machine.nvcomp, "__version__", "5.1.0")
-    monkeypatch.setattr(candidates.LosslessCandidates, "on", as_on_cuda)
+    monkeypatch.setattr(vars(live_costs.LiveCosts)["lossless"], "func", as_on_cuda)
     assert nvcomp_library.failure()
     engine = engine_of(machine)
     with caplog.at_level(logging.WARNING, "cswap"):
@@ -210,11 +210,14 @@ def test_a_broken_library_is_counted_once_by_the_engine(machine, monkeypatch, ca
     assert not any(name.startswith("nvcomp") for name in used(engine))
 
 
-ON = candidates.LosslessCandidates.on
+LOSSLESS = vars(live_costs.LiveCosts)["lossless"].func
 
 
-def as_on_cuda(self, _kind):
-    return ON(self, "cuda")
+def as_on_cuda(costs):
+    costs._kind, kind = "cuda", costs._kind
+    found = LOSSLESS(costs)
+    costs._kind = kind
+    return found
 
 
 class Smallest:

@@ -168,7 +168,8 @@ def test_a_graph_may_be_asked_twice(made):
     assert made[0] > 0
 
 
-def test_memory_of_a_dropped_graph_comes_back_though_nobody_calls_the_engine(made):
+def test_memory_of_a_dropped_graph_comes_back_though_nobody_calls_the_engine(made, monkeypatch):
+    look_every(monkeypatch, 4)  # the graph is that of a look
     given = leaves()
     with swapping() as engine:
         steps(engine, one, given)
@@ -188,9 +189,10 @@ def test_a_release_that_fails_stops_no_other(made, monkeypatch):
     def fail(_death):
         raise RuntimeError("of the test")
 
+    look_every(monkeypatch, 4)
     given = leaves()
     with swapping() as failing:
-        steps(failing, one, given, n=5)  # in the fifth one the advisor looks back
+        steps(failing, one, given, n=5)  # the fifth one is a look
         failing.begin_step()
         loss = one(*given)
         monkeypatch.setattr(failing._state.lanes._made()[0].host, "put_back", fail)
@@ -244,6 +246,7 @@ def test_without_room_on_the_host_the_tensor_stays(made):
 
 @pytest.mark.parametrize("where", ["encode_flat", "decode_flat"])
 def test_an_interrupt_leaves_nothing_behind(where, monkeypatch, made):
+    look_every(monkeypatch, 4)  # where codecs are not called by address
     given = leaves()
     wanted = torch.autograd.grad(one(*given), given)
     codec, times = get_codec("zvc"), [1]

@@ -12,10 +12,10 @@ import torch
 from torch import nn
 
 import cswap
-from cswap.advisor.advisor import Advisor
 from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from cswap.engine.replay.in_line_slot import InLineSlot
+from cswap.engine.replay.slot import CodecSlot
 from cswap.engine.saved import reclaim, tensor_check
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
@@ -324,19 +324,6 @@ def test_gradients_are_bit_equal_and_all_is_counted(ordered, codec):
         assert_empty(handle.engine)
 
 
-def test_the_advisor_counts_each_tensor_once(ordered):
-    model, x = perceptron()
-    with cswap.install(model, **RAW) as handle:
-        advisor, swapped = handle.engine.advisor, 0
-        for step in range(2 * STEPS):
-            with torch.autocast("cpu", torch.bfloat16, enabled=step >= STEPS):
-                loss = model(x).square().sum()
-            n, swapped = handle.stats.swapped - swapped, handle.stats.swapped
-            assert len(advisor._used) <= n
-            loss.backward()
-    assert ordered
-
-
 def test_two_forwards_before_a_backward(ordered):
     model, x = perceptron()
     wanted = gradients(model, x)
@@ -430,19 +417,19 @@ def with_weights(layer):
 def test_the_advisor_learns_of_tensors_that_go_by_order(monkeypatch, net):
     # It is told when the next step begins, and when somebody asks for its notes.
     by_order, take = [0], InLineSlot.take
-    uses, has_used = [0], Advisor.has_used
+    uses, tell = [0], CodecSlot.tell
 
     def taken(self, *args):
         found = take(self, *args)
         by_order[0] += found is not None
         return found
 
-    def used(self, advices):
-        uses[0] += len(advices)
-        has_used(self, advices)
+    def told(self):
+        uses[0] += bool(self.encoded_bytes)
+        tell(self)
 
     monkeypatch.setattr(InLineSlot, "take", taken)
-    monkeypatch.setattr(Advisor, "has_used", used)
+    monkeypatch.setattr(CodecSlot, "tell", told)
     x = (torch.randn(1024, 256) * (torch.rand(1024, 256) < 0.1)).requires_grad_()
     with cswap.swapping(min_bytes=2048, remat=False, slowdown=100) as engine:
         for _ in range(12):

@@ -32,7 +32,6 @@ def folder(monkeypatch, tmp_path):
     monkeypatch.setenv("CSWAP_CALIBRATE", "1")
     monkeypatch.setattr(first_use, "numba_folder", lambda: tmp_path)
     monkeypatch.setattr(first_use, "_started", {})
-    monkeypatch.setattr("cswap.advisor.background_calibration.start_once", lambda _kind: None)
     yield tmp_path
     (tmp_path / "gate").touch()
     for process, _ in first_use._started.values():

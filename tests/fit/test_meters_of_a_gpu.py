@@ -7,7 +7,7 @@ import types
 import pytest
 import torch
 
-from cswap.advisor import link
+from cswap.advisor.calibration import Link
 from cswap.devices import stopwatch
 from cswap.fit import link_rates as module
 from cswap.fit.link_rates import link_rates
@@ -104,7 +104,7 @@ def test_rates_are_measured_once_for_a_device(monkeypatch, device_of_measurement
 
 
 def test_a_calibration_is_taken_before(monkeypatch, device_of_measurement):
-    known = link.Link(40.0, 20.0, 0.0, 0.5, 1.0, 0.0)
+    known = Link(40.0, 20.0, 0.0, 0.5)
     monkeypatch.setattr(module, "stored", lambda _kind: types.SimpleNamespace(link=known))
     assert link_rates(0) == (40.0, 20.0, 10.0)
     assert not device_of_measurement

@@ -30,7 +30,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn import Parameter
 
-from cswap.advisor.site_history import Advice
 from cswap.engine.order.chooser import STAYS
 from cswap.engine.order.looks import last_look
 from cswap.engine.packer import kept_in_place, kind_of_kept
@@ -165,7 +164,6 @@ class Replay:
 
     def tell(self) -> None:
         """Tell the advisor of the tensors that slots have taken since the last call."""
-        advices = []
         while self._used:
             try:
                 slot = self._used.popleft()
@@ -174,10 +172,6 @@ class Replay:
             slot.is_used = False
             if slot.advice is not None:
                 slot.tell()
-            if isinstance(slot.notes, Advice):
-                advices.append(slot.notes)
-        if advices:
-            self._advisor.has_used(advices)
 
     def _is_special(self) -> bool:
         # Whether something else than the tensors' way is wanted in this step.
