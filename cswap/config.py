@@ -361,7 +361,7 @@ class SwapConfig:
         return self.min_bytes
 
 
-OTHER_VARIABLES: Final = frozenset({"CSWAP_CACHE_DIR", "CSWAP_CALIBRATE", "CSWAP_KERNELS"})
+OTHER_VARIABLES: Final = frozenset({"CSWAP_CACHE_DIR", "CSWAP_CALIBRATE"})
 """Of the environment, read elsewhere."""
 
 _told: set[str] = set()

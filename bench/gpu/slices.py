@@ -144,8 +144,8 @@ def main(arguments: Sequence[str]) -> int:
     except CswapError as error:
         print(error, file=sys.stderr)
         return 2
-    if "CSWAP_KERNELS" not in os.environ:
-        print("CSWAP_KERNELS is not set: every slice compiles its kernels anew, for minutes.")
+    if "CSWAP_CACHE_DIR" not in os.environ:
+        print("CSWAP_CACHE_DIR is not set: kernels may have to be compiled anew, for minutes.")
     FOLDER.mkdir(exist_ok=True)
     outcomes = [run(name, SLICES[name].command(), FOLDER / f"{name}.log") for name in found]
     summary = "\n".join(str(outcome) for outcome in outcomes)

@@ -26,10 +26,10 @@ def test_a_command_names_its_files():
 
 
 @pytest.mark.slow
-def test_the_slice_of_codecs_is_collected_with_a_file_of_kernels(tmp_path, monkeypatch):
-    """tests/kernels/test_kernel_file.py has the loading of its kernels, on a stand-in."""
+def test_the_slice_of_codecs_is_collected_with_a_folder_of_kernels(tmp_path, monkeypatch):
+    """tests/kernels/test_kernel_folder.py has the loading of its kernels, on a stand-in."""
     monkeypatch.chdir(Path(__file__).parents[2])
-    monkeypatch.setenv("CSWAP_KERNELS", str(tmp_path / "kernels.zip"))
+    monkeypatch.setenv("CSWAP_CACHE_DIR", str(tmp_path))
     command = [*slices.SLICES["codecs"].command(), "--collect-only", "-q"]
     found = slices.run("codecs", command, tmp_path / "log")
     assert found.good
