@@ -1,8 +1,8 @@
 """Keeps the machine code of CUDA kernels on disk, because compiling one takes a second or more.
 
-The code is in the cache folder, a file per kernel, whose name has the digest of the sources: kernels
-of other sources are not found. ``python -m bench gpu build`` fills such a folder on any machine, for
-one that has a GPU and no compiler: CSWAP_CACHE_DIR names it there.
+The code is in the cache folder, a file per kernel. Its name has the digest of the sources: kernels
+of other sources are not found. ``python -m bench gpu build`` fills such a folder on any machine,
+for one that has a GPU and no compiler: CSWAP_CACHE_DIR names it there.
 
 Note [who may write the cache] explains which files are trusted.
 """

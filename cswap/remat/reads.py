@@ -245,7 +245,7 @@ def slot(node: Any, name: str) -> Any:
     Raises:
         AttributeError: there is no such slot.
     """
-    return _item(node, name).data
+    return (_item(node, name) if "[" in name else getattr(node, name)).data
 
 
 def _item(node: Any, name: str) -> Any:

@@ -21,9 +21,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 import cswap
 from cswap.codecs import registry
 from cswap.config import SwapConfig
-from cswap.devices.cpu import IDLE_SCRATCH_BYTES, CpuDevice
 from cswap.engine.engine import SwapEngine
 from cswap.engine.saved import reclaim
+from cswap.engine.transfer.in_line import MOST_KEPT
 from cswap.hooks import Swapping
 from cswap.stats.counters import Counters
 
@@ -114,13 +114,12 @@ def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
 
 def test_encoders_memory_is_gone_when_backward_begins():
     net, x, seen = layers(3), torch.randn(512, 256), []
-    # A device of its own: engines of one device share its scratch memory.
-    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=CpuDevice())
+    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0))
     with Swapping(engine):
         engine.begin_step()
         loss = net(x).sum()
         assert engine.stats.swapped > 0
-        assert engine.scratch_bytes <= IDLE_SCRATCH_BYTES
+        assert engine.scratch_bytes <= MOST_KEPT
         net[0].weight.register_hook(lambda _: seen.append(engine.scratch_bytes))
         loss.backward()
     assert seen == [0]

@@ -30,9 +30,8 @@ if TYPE_CHECKING:
     from cswap.engine.link.link import Link
     from cswap.engine.transfer.device_lanes import Lane, Lanes
     from cswap.engine.transfer.handle import Handle
-    from cswap.pool import Loan
+    from cswap.pool import BufferPool, Loan
     from cswap.stats.counters import Counters
-    from cswap.stores.host import HostStore
 
 EVERY_S: Final = 0.1
 """How often the thread looks, while there are handles."""
@@ -76,7 +75,7 @@ class EncodingDeath(weakref.ref[Encoded]):
     __eq__ = object.__eq__
 
     loan: Loan | None
-    host: HostStore
+    host: BufferPool
 
 
 class Reclaimer:
@@ -118,7 +117,7 @@ class Reclaimer:
         if not _thread.awake:
             _thread.wake()
 
-    def watch_encoding(self, encoded: Encoded, loan: Loan, host: HostStore) -> None:
+    def watch_encoding(self, encoded: Encoded, loan: Loan, host: BufferPool) -> None:
         """Give an encoding's memory back to the store after the death of its tensor."""
         death = EncodingDeath(encoded, self.deaths.append)
         death.loan, death.host = loan, host

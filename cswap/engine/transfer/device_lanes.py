@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.devices.base import HostDevice, LinkDevice
+from cswap.devices.base import LinkDevice
 from cswap.devices.cpu import cpu_device
 from cswap.devices.freed_memory import FreedMemory
 from cswap.engine.transfer.disk_queue import DiskQueue
@@ -17,9 +17,8 @@ from cswap.engine.transfer.link_executor import LinkExecutor
 from cswap.engine.transfer.ready_budget import ReadyBudget
 from cswap.engine.transfer.resources import Resources
 from cswap.errors import ConfigError, InternalError, UnsupportedError
-from cswap.pool import Allowance
+from cswap.pool import Allowance, BufferPool
 from cswap.stores.disk import DiskStore
-from cswap.stores.host import HostStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,7 +81,7 @@ class Lane:
     ) -> None:
         # Where the host's memory is the device's, memory that backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
-        self.host = HostStore(
+        self.host = BufferPool(
             device.host_memory,
             idle_share,
             allowance,
@@ -145,7 +144,7 @@ class Lane:
         """Keep no more than so many bytes for reuse in a pool."""
         if self.device.unified:
             self.host.trim(idle_bytes)
-            self._trim_encoders(idle_bytes)
+            self.trim_scratch()
         if self.executor.link is not None:
             self.executor.link.trim()
 
@@ -156,17 +155,14 @@ class Lane:
 
     def trim_scratch(self) -> None:
         """Keep no idle encoders' memory, where it is the memory that backward decodes into."""
-        self._trim_encoders(0)
-
-    def _trim_encoders(self, idle_bytes: int) -> None:
         if self.executor.in_line is not None:
-            self.executor.in_line.trim(idle_bytes)
+            self.executor.in_line.trim()
 
     @property
     def scratch_bytes(self) -> int:
         """See `Lanes.scratch_bytes`."""
-        if isinstance(self.device, HostDevice):
-            return self.device.scratch_bytes
+        if self.executor.in_line is not None:
+            return self.executor.in_line.scratch_bytes
         return 0 if self.executor.link is None else self.executor.link.scratch_bytes
 
     def close(self) -> None:
@@ -174,7 +170,7 @@ class Lane:
         if self.executor.link is not None:
             self.executor.link.close()
         self.host.close()
-        self._trim_encoders(0)
+        self.trim_scratch()
         if self._freed is not None:
             self._freed.release()
 
@@ -322,7 +318,7 @@ class Lanes:
 
 def make_executor(
     device: Device,
-    host: HostStore,
+    host: BufferPool,
     disk: DiskStore | None,
     counters: Counters,
     *,

@@ -210,33 +210,30 @@ class InLine:
     def scratch(self, nbytes: int) -> torch.Tensor:
         """[>= nbytes] uint8 to encode into; ends with `keep`.
 
-        A small one is kept from tensor to tensor: a device's pool takes as long to ask as a small
-        kernel. A large one is the device's again, so that nobody holds it until backward begins.
+        A small one is kept from tensor to tensor. A large one is the model's again, so that nobody
+        holds it until backward begins.
+
+        Raises:
+            MemoryError: there is none left.
         """
-        if nbytes > MOST_KEPT:
-            return self._device.scratch(nbytes)
         try:
-            scratch = self._idle.pop()
+            kept = self._idle.pop() if nbytes <= MOST_KEPT else None
         except IndexError:
-            return self._device.scratch(nbytes)
-        if scratch.numel() >= nbytes:
-            return scratch
-        self._device.give_back(scratch)
-        return self._device.scratch(nbytes)
+            kept = None
+        if kept is not None and kept.numel() >= nbytes:
+            return kept
+        return self._device.host_memory(nbytes)
 
     def keep(self, scratch: torch.Tensor) -> None:
-        """Keep memory that `scratch` gave for the next tensor, or give it back."""
-        if scratch.numel() > MOST_KEPT:
-            self._device.give_back(scratch)
-        else:
+        """Keep memory that `scratch` gave for the next tensor, if it is small."""
+        if scratch.numel() <= MOST_KEPT:
             self._idle.append(scratch)
 
-    def trim(self, idle_bytes: int) -> None:
-        """Give the encoders' memory back to the device, which keeps so many bytes of it."""
-        while self._idle:
-            try:
-                scratch = self._idle.pop()
-            except IndexError:  # another thread took it
-                break
-            self._device.give_back(scratch)
-        self._device.trim(idle_bytes)
+    def trim(self) -> None:
+        """Keep no encoders' memory."""
+        self._idle.clear()
+
+    @property
+    def scratch_bytes(self) -> int:
+        """Bytes that are kept for encoders."""
+        return sum(x.numel() for x in list(self._idle))
