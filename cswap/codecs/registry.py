@@ -44,19 +44,19 @@ class _BuiltIn:
 
 _BUILT_IN: Final[dict[str, _BuiltIn]] = {
     "raw": _BuiltIn("cswap.codecs.raw:Raw"),
-    "zvc": _BuiltIn("cswap.codecs.zvc:Zvc"),
-    "csr": _BuiltIn("cswap.codecs.csr:Csr"),
-    "rle": _BuiltIn("cswap.codecs.rle:Rle"),
+    "zvc": _BuiltIn("cswap.codecs.sparse:Zvc"),
+    "csr": _BuiltIn("cswap.codecs.sparse:Csr"),
+    "rle": _BuiltIn("cswap.codecs.sparse:Rle"),
     "bitpack": _BuiltIn("cswap.codecs.bitpack:Bitpack"),
     "expk": _BuiltIn("cswap.codecs.expk:Expk", listed_after_zvc=True),
     "lz4": _BuiltIn("cswap.codecs.host:Lz4"),
     "zstd": _BuiltIn("cswap.codecs.host:Zstd"),
-    "bf16": _BuiltIn("cswap.codecs.cast:CastBfloat16"),
-    "fp16": _BuiltIn("cswap.codecs.cast:CastFloat16"),
-    "int8": _BuiltIn("cswap.codecs.int8:Int8", listed_after_zvc=True),
-    "fp8": _BuiltIn("cswap.codecs.fp8:Fp8", listed_after_zvc=True),
-    "mxfp8": _BuiltIn("cswap.codecs.mxfp8:Mxfp8"),
-    "int4": _BuiltIn("cswap.codecs.int4:Int4"),
+    "bf16": _BuiltIn("cswap.codecs.lossy:CastBfloat16"),
+    "fp16": _BuiltIn("cswap.codecs.lossy:CastFloat16"),
+    "int8": _BuiltIn("cswap.codecs.lossy:Int8", listed_after_zvc=True),
+    "fp8": _BuiltIn("cswap.codecs.lossy:Fp8", listed_after_zvc=True),
+    "mxfp8": _BuiltIn("cswap.codecs.lossy:Mxfp8"),
+    "int4": _BuiltIn("cswap.codecs.lossy:Int4"),
     "zfp": _BuiltIn("cswap.codecs.zfp:Zfp"),
 }
 """Built-in codecs by family: one line per codec."""
