@@ -61,19 +61,14 @@ _BUILT_IN: Final[dict[str, _BuiltIn]] = {
 }
 """Built-in codecs by family: one line per codec."""
 
-NVCOMP: Final[dict[str, str]] = {
-    "nvcomp-ans": "cswap.codecs.nvcomp:Ans",
-    "nvcomp-bitcomp": "cswap.codecs.nvcomp:Bitcomp",
-    "nvcomp-bitcomp-lossy": "cswap.codecs.nvcomp:BitcompLossy",
-    "nvcomp-bitcomp-sparse": "cswap.codecs.nvcomp:BitcompSparse",
-    "nvcomp-cascaded": "cswap.codecs.nvcomp:Cascaded",
-    "nvcomp-deflate": "cswap.codecs.nvcomp:Deflate",
-    "nvcomp-gdeflate": "cswap.codecs.nvcomp:GDeflate",
-    "nvcomp-lz4": "cswap.codecs.nvcomp:Lz4",
-    "nvcomp-snappy": "cswap.codecs.nvcomp:Snappy",
-    "nvcomp-zstd": "cswap.codecs.nvcomp:Zstd",
-}
-"""The same for codecs that need a GPU and NVIDIA's library. `list_codecs` omits them elsewhere."""
+NVCOMP: Final = tuple(
+    f"nvcomp-{name}"
+    for name in (
+        *("ans", "bitcomp", "bitcomp-lossy", "bitcomp-sparse", "cascaded"),
+        *("deflate", "gdeflate", "lz4", "snappy", "zstd"),
+    )
+)
+"""Codecs that need a GPU and NVIDIA's library. `list_codecs` omits them elsewhere."""
 
 COMPOSITES: Final = tuple(f"zvc+{name}" for name, row in _BUILT_IN.items() if row.listed_after_zvc)
 """Compositions that `list_codecs` shows. `compositions` has all."""
@@ -220,8 +215,8 @@ def _warn_once(name: str, error: Exception) -> None:
 
 def _factories() -> dict[str, Factory]:
     with _lock:
-        targets = {name: row.target for name, row in _BUILT_IN.items()} | NVCOMP
-        found: dict[str, Factory] = {name: _lazy(target) for name, target in targets.items()}
+        found: dict[str, Factory] = {name: _lazy(row.target) for name, row in _BUILT_IN.items()}
+        found |= {name: _lazy("cswap.codecs.nvcomp:make", name) for name in NVCOMP}
         for name, factory in _entry_points().items():
             found.setdefault(name, factory)
         found.update(_registered)
@@ -247,10 +242,10 @@ def _foreign(point: metadata.EntryPoint) -> Factory:
     return load
 
 
-def _lazy(target: str) -> Factory:
+def _lazy(target: str, *first: str) -> Factory:
     def load(*parameter: int) -> Codec:
         module, _, name = target.partition(":")
-        made: Codec = getattr(unwatched(importlib.import_module, module), name)(*parameter)
+        made: Codec = getattr(unwatched(importlib.import_module, module), name)(*first, *parameter)
         return made
 
     return load
