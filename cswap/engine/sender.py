@@ -269,22 +269,16 @@ def _may_have_slot(place: Place, token: Token, codec: Codec | None = None) -> No
 def _is_alone(token: Token, codec: Codec, dtype: torch.dtype) -> bool:
     # Whether it is nothing but an encoding in host memory, of the whole of its storage; made, or
     # ordered to be made, when pack returns.
-    handle, lane = token.handle, token.lane
+    handle = token.handle
     if handle.state is not State.STORED or handle.codec is not codec:
         return False
     if not handle.whole or handle.gathered:
         return False
-    stored, in_line = handle.stored, lane.executor.in_line
-    if stored is None or in_line is None:  # over a link
+    stored = handle.stored
+    if stored is None:  # over a link
         passage = token.passage
         return passage is not None and passage.checksum is None
     if stored.host is None:
         return False
-    if not stored.checked:
-        return True
-    # Without a handle, nothing but the payloads of indices is compared, and only by address.
-    return (
-        stored.checked == "payload"
-        and dtype in INDICES
-        and in_line.by_address(codec, dtype, handle.raw_nbytes) is not None
-    )
+    # Without a handle, nothing but the payloads of indices is compared.
+    return not stored.checked or (stored.checked == "payload" and dtype in INDICES)

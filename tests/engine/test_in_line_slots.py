@@ -11,12 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 import cswap
-from cswap.codecs.one_thread import OneThread
 from cswap.codecs.registry import get_codec
 from cswap.engine.saved import reclaim
 from cswap.engine.saved.encoded import Encoded
 from cswap.engine.saved.packed import PackedView
-from cswap.engine.transfer.in_line import MOST_KEPT, InLine
+from cswap.engine.transfer.in_line import MOST_KEPT
 from tests.engine.engines import assert_empty
 from tests.engine.looks import look_every
 
@@ -219,7 +218,6 @@ def test_a_codec_that_fails_degrades_to_the_whole_way(monkeypatch, made):
     with swapping("zvc") as engine:
         steps(engine, one, given)
         monkeypatch.setattr(type(codec), "encode_flat", fail)
-        monkeypatch.setattr(OneThread, "encode", fail)
         before = made[0]
         assert equal(steps(engine, one, given, n=1), wanted)
         assert engine.stats.fallbacks_by_reason == {"zvc:encode": 2}
@@ -366,63 +364,36 @@ def test_the_encoders_memory_is_small_and_goes_before_backward_decodes():
         assert_empty(engine)
 
 
-def test_memory_that_does_not_begin_at_a_word_goes_the_general_way(made, monkeypatch):
+def test_memory_that_does_not_begin_at_a_word(made):
     # NumPy's arrays of a file begin anywhere.
     whole = torch.empty(64 * 64 * 4 + 4, dtype=torch.uint8)
     odd = torch.frombuffer(whole.numpy(), dtype=torch.float32, offset=4).view(64, 64)
     odd.copy_(torch.randn(64, 64).relu())
     assert odd.data_ptr() % 8 == 4
-    addresses, encode = [], OneThread.encode
-
-    def noted(self, source, target, args=None):
-        addresses.append(source)
-        return encode(self, source, target, args)
-
     w = torch.randn(64, 64, requires_grad=True)
     wanted = torch.autograd.grad((odd @ w).sum(), w)
-    monkeypatch.setattr(InLine, "encode_at", None)  # would raise, and take the general way
     with swapping("zvc") as engine:
-        monkeypatch.setattr(OneThread, "encode", noted)
         assert equal(steps(engine, lambda v: (odd @ v).sum(), [w]), wanted)
-        assert odd.data_ptr() in addresses
-        assert made[0] == 0
         assert engine.stats.fallbacks == 0
 
 
 @pytest.mark.parametrize("before", [6, 7])  # steps: by order, where the advisor does not look back
-def test_an_impossible_size_by_address_takes_the_whole_way(monkeypatch, before):
+def test_an_impossible_size_takes_the_whole_way(monkeypatch, before):
     given = leaves()
     wanted = torch.autograd.grad(one(*given), given)
     with swapping("zvc") as engine:
         steps(engine, one, given, n=before)
-        encode, calls = OneThread.encode, []
+        codec, calls = type(get_codec("zvc")), []
+        encode = codec.encode_flat
 
-        def too_large(self, source, target, args=None):
-            calls.append(source)
-            return (
-                self.bound + 1
-                if args is None and len(calls) == 1
-                else encode(self, source, target, args)
-            )
+        def too_large(self, x, out, **named):
+            calls.append(x)
+            return out.numel() + 1 if len(calls) == 1 else encode(self, x, out, **named)
 
-        monkeypatch.setattr(OneThread, "encode", too_large)
+        monkeypatch.setattr(codec, "encode_flat", too_large)
         assert equal(steps(engine, one, given, n=2), wanted)
         assert len(calls) > 1
-        assert engine.stats.fallbacks_by_reason == {"encode by address": 1}
         assert_empty(engine)
-
-
-def test_a_codec_whose_way_by_address_raises_goes_the_flat_way(monkeypatch, made):
-    def fail(*_):
-        raise ValueError("out of order")
-
-    given = leaves()
-    wanted = torch.autograd.grad(one(*given), given)
-    monkeypatch.setattr(type(get_codec("zvc")), "by_address", fail)
-    with swapping("zvc") as engine:
-        assert equal(steps(engine, one, given), wanted)
-        assert made[0] > 0
-        assert set(engine.stats.fallbacks_by_reason) == {"zvc:by_address"}
 
 
 def test_another_default_device_changes_nothing():

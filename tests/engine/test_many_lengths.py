@@ -25,7 +25,7 @@ PART = 4
 
 TABLES = (
     *("engine.recipes.MOST_RECIPES", "engine.trials.MOST_TRIALS"),
-    *("engine.transfer.in_line.MOST_KINDS", "advisor.advisor.MAX_SITES"),
+    "advisor.advisor.MAX_SITES",
 )
 """Entries of what is remembered by sizes."""
 

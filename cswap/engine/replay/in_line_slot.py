@@ -3,8 +3,7 @@
 Note [encoded without a handle]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
 The encoding is made before pack returns, so there is no state between two threads. The tensor has
-to be the whole of its storage, and its encoding goes to the host store. Indices are always checked:
-without a handle they are only where a checksum follows their payload (checked_way.py).
+to be the whole of its storage, and its encoding goes to the host store.
 """
 
 from __future__ import annotations
@@ -35,14 +34,13 @@ class InLineSlot(CodecSlot):
 
     Attributes:
         in_line: encodes them.
-        way: of the codec for such tensors, by address; None: there is none, or it is lossy.
         tolerance: of the codec.
         moved: counts one that has been saved and not encoded yet.
         moves: see `Counters`.
         reclaimer: of the engine.
     """
 
-    __slots__ = ("in_line", "moved", "moves", "reclaimer", "tolerance", "way")
+    __slots__ = ("in_line", "moved", "moves", "reclaimer", "tolerance")
 
     def __init__(
         self,
@@ -56,24 +54,16 @@ class InLineSlot(CodecSlot):
         super().__init__(handle, place, check)
         codec = self.codec
         self.in_line = in_line
-        self.way = None
-        if codec.lossless:
-            self.way = in_line.by_address(codec, place.recipe.dtype, self.nbytes)
         self.tolerance = EXACT if codec.lossless else needed_tolerance(codec)
         self.moved: Moved = (self.nbytes, 0, *SAVED)
         self.moves, self.reclaimer = state.counters.moves, state.reclaimer
 
     def take(self, tensor: torch.Tensor, address: int, step: int) -> Encoded | None:
         """See `Slot.take`."""
-        in_line, nbytes, codec, way = self.in_line, self.nbytes, self.codec, self.way
+        in_line, nbytes, codec = self.in_line, self.nbytes, self.codec
+        key = DEFAULT_KEY if codec.lossless else EncodeKey(in_line.seed, self.position, step)
         try:
-            if way is not None:
-                encoding = in_line.encode_at(address, way)
-            else:
-                key = DEFAULT_KEY
-                if not codec.lossless:
-                    key = EncodeKey(in_line.seed, self.position, step)
-                encoding = in_line.encode(flat_whole(tensor), codec, key)
+            encoding = in_line.encode(flat_whole(tensor), codec, key)
         except Exception:  # the general way meets it again, and counts it
             return None
         if encoding is None:
