@@ -62,7 +62,7 @@ class Slice:
 
 
 SLICES: Final = {
-    "codecs": Slice(("test_gpu_codecs.py", "test_gpu_zfp.py"), parallel=True),
+    "codecs": Slice(("test_gpu_codecs.py",), parallel=True),
     "memory": Slice(("test_gpu_memory.py",)),
     "hazards": Slice(("test_gpu_hazards.py",)),
     "stress": Slice(("test_gpu_stress.py",)),

@@ -159,7 +159,6 @@ def _atomic(operation: str) -> Any:
 
 atomic_add = _atomic("add")
 atomic_max = _atomic("umax")
-atomic_or = _atomic("or")
 
 
 def _bitcast(source: Any, target: Any) -> Any:
@@ -218,9 +217,6 @@ fused = _instruction("fma.rn.f32 $0, $1, $2, $3;", _F32, _F32, _F32, _F32)
 # The lesser and the greater of two numbers; of a number and NaN, the number.
 lesser = _instruction("min.f32 $0, $1, $2;", _F32, _F32, _F32)
 greater = _instruction("max.f32 $0, $1, $2;", _F32, _F32, _F32)
-# (low, high, by): 64 bits moved by 0 to 31; their high word then, or their low one.
-funnel_left32 = _instruction("shf.l.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
-funnel_right32 = _instruction("shf.r.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
 
 
 def permuting(selector: int) -> Any:
