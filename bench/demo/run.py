@@ -63,7 +63,7 @@ class Demo:
         if kernels is None or any(kernels.glob("*.nbi")):
             return
         started_s = time.perf_counter()
-        parts = warm.steps(CODECS, jobs=2, dtypes=DTYPES, planner=False)
+        parts = warm.steps(CODECS, jobs=2, dtypes=DTYPES)
         total = len(CODECS) + 1
         for _ in track(parts, "compiling kernels", total, console=self.console):
             pass

@@ -14,7 +14,6 @@ import numpy as np
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
 from cswap.codecs.layout import bytes_of, words_of
 from cswap.codecs.lossy import FLOATS, float_kind
-from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError
 from cswap.install_hint import to_install
 from cswap.schema.tensor import dtype_name
@@ -78,8 +77,6 @@ class Zfp(Codec):
     lossless = False
     max_ratio = 22
     """256 / 12: float64 at the lowest rate."""
-
-    traits = CodecTraits(packages=("zfpy",))
 
     def __init__(self, rate: int = DEFAULT_RATE) -> None:
         if not 1 <= rate <= MAX_RATE:

@@ -18,13 +18,11 @@ from cswap.errors import ConfigError, CswapError, UnsupportedError
 from cswap.profiler import profile
 from cswap.schema.tensor import DTYPES
 from cswap.testing.buffers import Guarded, bits, fail_unless, memory_of, moved
-from cswap.testing.golden import check_golden
 from cswap.testing.hostile import check_hostile, check_streams
 from cswap.testing.strategies import TensorSpec, specs, values_for
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 MANY_TILES: Final = 3 * MIN_RANGE_TILES
 """Number of tiles that a tiled codec splits over three threads, and a host codec into blocks."""
@@ -65,7 +63,6 @@ def check_codec(
     *,
     examples: int = 25,
     error_bound: Callable[[torch.Tensor, torch.Tensor], bool] | None = None,
-    golden: Path | None = None,
     twin: str | None = None,
 ) -> None:
     """Check that a codec keeps the contract of `cswap.Codec`; needs hypothesis.
@@ -86,7 +83,6 @@ def check_codec(
         error_bound: for lossy codecs. Called with the flat words [n] of a tensor before and after
             (a complex element is two words), in the order of memory, non-finite words set to 0 in
             both. Returns whether the error is within the codec's promise.
-        golden: folder of golden files (`write_golden`); checked if given.
         twin: kind of device ("cuda") whose encodings must be interchangeable with the CPU's.
 
     Raises:
@@ -108,8 +104,6 @@ def check_codec(
         check_hostile(codec, dtype)
     small = TensorSpec(_narrowest(dtypes), (2, 9), "permuted", "sparse")
     check_streams(codec.encode(small.build()))
-    if golden is not None:
-        check_golden(codec, golden)
 
 
 def _require_registered(codec: Codec) -> None:
