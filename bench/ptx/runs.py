@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 TARGETS: Final[dict[str, tuple[torch.dtype, ...]]] = {
     **dict.fromkeys(("zvc", "csr", "rle"), ANY),
     "bitpack": INTEGERS,
-    "expk": FLOATS,
+    "expk": FLOATS[:3],
+    "zvc+expk": FLOATS[:3],
     "expk:3": (torch.bfloat16,),
     "expk:4": (torch.float32,),
     **dict.fromkeys(("bf16", "fp16"), FLOATS[2:]),
@@ -34,7 +35,7 @@ TARGETS: Final[dict[str, tuple[torch.dtype, ...]]] = {
     "zvc+rle": ANY,
     "zvc+bitpack": INTEGERS[1:],
     **dict.fromkeys(("zvc+bf16", "zvc+fp16"), FLOATS[2:]),
-    **dict.fromkeys(("zvc+expk", "zvc+fp8", "zvc+int8", "zvc+mxfp8", "zvc+int4"), FLOATS),
+    **dict.fromkeys(("zvc+fp8", "zvc+int8", "zvc+mxfp8", "zvc+int4"), FLOATS),
 }
 """Every codec with kernels of ours, by name, and dtypes that together need all of them."""
 

@@ -21,8 +21,10 @@ ALL_WORDS: Final = (1, 2, 4, 8)
 
 FORMATS: Final[dict[str, tuple[int, ...]]] = {
     **dict.fromkeys(("zvc", "csr", "rle", "bitpack", "zvc+rle", "zvc+bitpack"), ALL_WORDS),
-    **dict.fromkeys(("expk", "int8", "fp8", "mxfp8", "int4"), (2, 4, 8)),
-    **dict.fromkeys(("zvc+expk", "zvc+int8", "zvc+fp8", "zvc+mxfp8", "zvc+int4"), (2, 4, 8)),
+    "expk": (2, 4),
+    "zvc+expk": (2, 4),
+    **dict.fromkeys(("int8", "fp8", "mxfp8", "int4"), (2, 4, 8)),
+    **dict.fromkeys(("zvc+int8", "zvc+fp8", "zvc+mxfp8", "zvc+int4"), (2, 4, 8)),
     **dict.fromkeys(("cast", "zvc+cast"), (4, 8)),
 }
 """Bytes of the words that a format is for. The module X of this package has the function X_tile
