@@ -48,11 +48,10 @@ class Row:
 
 def kernel_names() -> list[str]:
     """Every kernel of the library: "zvc-4-encode"."""
-    from cswap_kernels.cuda.formats import ALL_WORDS, FORMATS
+    from cswap_kernels.cuda.formats import FORMATS
 
     both = ("encode", "decode")
-    found = [f"{n}-{w}-{d}" for n, words in FORMATS.items() for w, d in product(words, both)]
-    return found + [f"profile-{word}-sample" for word in ALL_WORDS]
+    return [f"{n}-{w}-{d}" for n, words in FORMATS.items() for w, d in product(words, both)]
 
 
 def compiled(name: str, architecture: int) -> Cubin:

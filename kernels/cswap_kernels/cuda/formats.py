@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
     from cswap_kernels.cuda.container import MakeTile
 
-ALL_WORDS: Final = (1, 2, 4, 8)
+_ALL_WORDS: Final = (1, 2, 4, 8)
 
 FORMATS: Final[dict[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("zvc", "csr", "rle", "bitpack", "zvc+rle", "zvc+bitpack"), ALL_WORDS),
+    **dict.fromkeys(("zvc", "csr", "rle", "bitpack", "zvc+rle", "zvc+bitpack"), _ALL_WORDS),
     "expk": (2, 4),
     "zvc+expk": (2, 4),
     **dict.fromkeys(("int8", "fp8", "mxfp8", "int4"), (2, 4, 8)),
@@ -42,17 +42,13 @@ def _maker(name: str) -> MakeTile:
 
 
 def kernel(name: str, word: int, direction: str) -> tuple[Callable[..., None], Any]:
-    """(kernel, signature) of a format, or of the profiler.
+    """(kernel, signature) of a format.
 
     Args:
-        name: a key of `FORMATS`, or "profile".
+        name: a key of `FORMATS`.
         word: bytes per word, one of the format's.
-        direction: "encode" or "decode"; "sample" for the profiler.
+        direction: "encode" or "decode".
     """
-    if name == "profile":
-        from cswap_kernels.cuda.profile import profile_kernel, profile_signature
-
-        return profile_kernel(word), profile_signature(word)
     if direction == "encode":
         return encode_kernel(_maker(name), word), encode_signature(word)
     return decode_kernel(_maker(name), word), decode_signature(word)

@@ -177,8 +177,6 @@ f64_bits = _bitcast(types.float64, types.uint64)
 bits_f64 = _bitcast(types.uint64, types.float64)
 signed = _bitcast(types.uint32, types.int32)
 unsigned = _bitcast(types.int32, types.uint32)
-signed64 = _bitcast(types.uint64, types.int64)
-unsigned64 = _bitcast(types.int64, types.uint64)
 
 _LETTERS = {types.float32: "f", types.uint32: "r", types.int32: "r"}
 
