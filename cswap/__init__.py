@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from cswap.plan.hardware import list_hardware as list_hardware
     from cswap.plan.hardware import load_hardware as load_hardware
     from cswap.plan.simulate import simulate as simulate
-    from cswap.ranks import gather_stats as gather_stats
     from cswap.schema.plan import Plan as Plan
     from cswap.schema.tensor import TensorProfile as TensorProfile
     from cswap.schema.trace import Trace as Trace
@@ -52,7 +51,6 @@ _EXPORTS: Final = {
     "Trace": "cswap.schema.trace",
     "UnknownCodecError": "cswap.errors",
     "estimate": "cswap.plan.estimate",
-    "gather_stats": "cswap.ranks",
     "get_codec": "cswap.codecs.registry",
     "inlined": "cswap.compiled.hooks",
     "install": "cswap.api",
@@ -80,7 +78,6 @@ __all__ = [
     "UnknownCodecError",
     "__version__",
     "estimate",
-    "gather_stats",
     "get_codec",
     "inlined",
     "install",

@@ -157,7 +157,7 @@ def warm(
 
     All codecs take some minutes of one core, once per machine; in a container, while its image is
     built. --jobs shares the work among processes; --dtype float32 compiles less. Kernels for GPUs
-    are made by `python -m bench gpu build` of a checkout, for CSWAP_KERNELS.
+    are made by `python -m bench gpu build` of a checkout.
     """
     from rich.progress import Progress
 

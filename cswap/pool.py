@@ -1,4 +1,6 @@
-"""Reuse of large byte buffers: a fresh one costs a page fault per 4 KiB, more than a copy.
+"""The host tier: memory for encodings that is used again, up to a limit.
+
+A fresh buffer costs a page fault per 4 KiB, more than a copy.
 
 Note [a buffer that is free later]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -32,8 +34,7 @@ size from step to step."""
 SMALLEST: Final = 4096
 
 ALWAYS_IDLE: Final = 4 << 20
-"""Bytes that may be kept idle whatever the share, unless a pool says otherwise: with few tensors, a
-quarter would be none."""
+"""Bytes that may be kept idle whatever the share: with few tensors, a quarter would be none."""
 
 
 class Event(Protocol):
@@ -125,18 +126,15 @@ class _Known(weakref.ref[torch.Tensor]):
 
 
 class BufferPool:
-    """Buffers by size class.
+    """Buffers by size class, which add 1/32 to each encoding, at most 1/8.
 
     In use plus idle never exceeds the most that was ever in use.
 
     A buffer that nobody gives back is counted until it dies, and no longer. Thread-safe.
 
     Attributes:
-        raises: whether `take` raises where there is no more memory, rather than give None.
         is_limited: whether an allowance limits what it hands out.
     """
-
-    raises = True
 
     def __init__(
         self,
@@ -146,18 +144,16 @@ class BufferPool:
         *,
         discard: Callable[[Loan], None] | None = None,
         size_of: Callable[[int], int] = size_class,
-        always_idle: int | None = None,
     ) -> None:
         """Make an empty pool.
 
         Args:
             allocate: gives [n] uint8 for n bytes.
             idle_share: of the most that was ever in use, the part that may be kept idle; less
-                saves memory and costs page faults. ``always_idle`` bytes may be, at any share.
+                saves memory and costs page faults. ALWAYS_IDLE bytes may be, at any share.
             allowance: of which the pool takes the bytes that it hands out; None: no limit.
             discard: lets go of a buffer that is free later; default: simply.
             size_of: the buffer's size, in bytes, for the bytes that are asked for.
-            always_idle: in bytes; None: ALWAYS_IDLE.
         """
         self._allocate = allocate
         self._idle_share = idle_share
@@ -171,21 +167,17 @@ class BufferPool:
         self._idle_bytes = 0
         self._closed = False
         # Idle bytes up to which no buffer has to go when one comes back.
-        least = ALWAYS_IDLE if always_idle is None else always_idle
-        self._most_idle = sys.maxsize if idle_share >= 1 else least
+        self._most_idle = sys.maxsize if idle_share >= 1 else ALWAYS_IDLE
         self._known: dict[int, _Known] = {}
         self._dead: deque[weakref.ref[torch.Tensor]] = deque()
         self._in_use_bytes = 0
         self.peak_bytes = 0
 
     def take(self, nbytes: int) -> Loan | None:
-        """A buffer of at least so many bytes; None if the allowance does not permit it.
+        """A buffer of at least so many bytes; None: the allowance or the host has no more.
 
         Args:
             nbytes: that are needed.
-
-        Raises:
-            MemoryError: there is no more memory; see `raises`.
         """
         size = self._size_of(nbytes)
         if self._dead:
@@ -221,7 +213,7 @@ class BufferPool:
         except BaseException as error:
             if limited:
                 self._allowance.release(size)
-            if isinstance(error, MemoryError) and not self.raises:
+            if isinstance(error, MemoryError):
                 return None
             raise
         return loan

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 import torch
 
-from cswap.codecs import gpu
 from cswap.codecs.layout import words_of
 from cswap.schema.tensor import DTYPES, DType, TensorProfile, dtype_name
 from cswap_kernels import profile as kernel
@@ -55,16 +54,14 @@ def profile(
 class LateProfile:
     """A profile that arrives later, so that the host does not wait for the GPU.
 
-    The GPU counts, or copies a sample if it has no kernels, behind the computation that made the
-    tensor. The result goes to pinned memory.
+    The GPU copies a sample to pinned memory, behind the computation that made the tensor.
     """
 
     def __init__(self, x: torch.Tensor) -> None:
         """Args: x: [n] flat and contiguous, on any device; n at least 1."""
         self._dtype = DTYPES[dtype_name(x.dtype)]
         self._nbytes = x.nbytes
-        self._counted = x.is_cuda and gpu.missing() is None
-        self._arriving = self._count(x) if self._counted else self._sample(x)
+        self._arriving = self._sample(x)
         self._copied = torch.cuda.Event() if x.is_cuda else None  # type: ignore[no-untyped-call]
         if self._copied is not None:
             self._copied.record(torch.cuda.current_stream(x.device))
@@ -73,8 +70,6 @@ class LateProfile:
         """The profile, or None if the sample has not arrived yet."""
         if self._copied is not None and not self._copied.query():  # type: ignore[no-untyped-call]
             return None
-        if self._counted:
-            return _from_counts(self._dtype, self._nbytes, self._arriving.tolist())
         return replace(profile(self._arriving.view(-1)), nbytes=self._nbytes)
 
     def wait(self) -> TensorProfile:
@@ -84,11 +79,6 @@ class LateProfile:
         found = self.get()
         assert found is not None  # waited for above
         return found
-
-    def _count(self, x: torch.Tensor) -> torch.Tensor:
-        samples, piece_words = SAMPLES.get(self._dtype.kind, INTEGER_SAMPLES)
-        layout = _layout(self._dtype).tolist()
-        return gpu.profile(x, self._dtype.word, samples, piece_words, layout)
 
     def _sample(self, x: torch.Tensor) -> torch.Tensor:
         d = self._dtype

@@ -11,37 +11,26 @@ alike.
 
 Note [no collective of ours]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~
-A collective that one rank starts and another does not blocks both. cswap starts none, except
-`gather_stats`. The accuracy guard runs no module again in whose forward a collective starts: ranks
-decide for themselves, and one would run the module again alone. Modules that the user names to be
-recomputed run again on every rank.
+A collective that one rank starts and another does not blocks both. cswap starts none. The accuracy
+guard runs no module again in whose forward a collective starts: ranks decide for themselves, and
+one would run the module again alone. Modules that the user names to be recomputed run again on
+every rank.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cswap.errors import ConfigError, UnsupportedError
+from cswap.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-
-    from cswap.stats.stats import Stats
-
-
-class HasStats(Protocol):
-    """A handle of `cswap.install`, or an engine."""
-
-    @property
-    def stats(self) -> Stats:
-        """Statistics of the engine so far."""
-        ...
 
 
 def are_several() -> bool:
@@ -87,36 +76,3 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise UnsupportedError(f"it takes part in a collective ({func})")
         run: Callable[..., Any] = func
         return run(*args, **(kwargs or {}))
-
-
-def gather_stats(handle: HasStats, group: dist.ProcessGroup | None = None) -> list[Stats]:
-    """The statistics of every rank, on every rank. A collective: each rank of the group calls it.
-
-    With NCCL, each rank has to have chosen its GPU by `torch.cuda.set_device`.
-
-    Args:
-        handle: from `cswap.install` (or an engine), on this rank.
-        group: of the ranks. Default: all of them.
-
-    Returns:
-        [ranks of the group] in the order of ranks.
-
-    Raises:
-        ConfigError: torch.distributed has no process group yet, this rank is not in ``group``, or
-            ``handle`` has no statistics. Raised before anything was sent.
-    """
-    mine = getattr(handle, "stats", None)
-    if mine is None:
-        raise ConfigError(
-            f"handle={type(handle).__name__}: has no stats. Give what cswap.install returned."
-        )
-    if not (dist.is_available() and dist.is_initialized()):
-        raise ConfigError(
-            "gather_stats: torch.distributed has no process group. Call "
-            "torch.distributed.init_process_group first; with one process, use handle.stats."
-        )
-    if dist.get_rank(group) < 0:
-        raise ConfigError("group: this rank is not in it. Call gather_stats on its ranks only.")
-    found: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(found, mine, group=group)
-    return found

@@ -27,10 +27,8 @@ from cswap.codecs.warmup import warm
 from cswap.devices.cpu import CpuStream
 from cswap.errors import ConfigError, CswapError
 from cswap.log import log
-from cswap.plan.planner import compare
 from cswap.profiler import profile
 from cswap.schema.tensor import dtype_name
-from cswap.schema.trace import Trace, TraceOperator, TraceTensor
 from cswap_kernels.jit import UNCACHED, numba_folder, told_of_compiling
 
 if TYPE_CHECKING:
@@ -39,7 +37,6 @@ if TYPE_CHECKING:
     from cswap.codecs.base import Codec
 
 PROFILER: Final = "profiler"
-PLANNER: Final = "planner"
 CPU: Final = torch.device("cpu")
 IDLE: Final = 19
 """Niceness of a process beside a training."""
@@ -85,7 +82,6 @@ def steps(
     jobs: int = 1,
     *,
     dtypes: Sequence[torch.dtype] = DTYPES,
-    planner: bool = True,
 ) -> Iterator[str]:
     """Compile or load kernels one by one.
 
@@ -93,24 +89,21 @@ def steps(
         codecs: by name.
         jobs: processes that share the work. 1 stays in this one.
         dtypes: of the tensors; another dtype's kernels are compiled at its first use.
-        planner: whether the planner's loops are compiled, too.
 
     Yields:
-        The name of each codec once its kernels are there, then `PROFILER` and `PLANNER`. Of several
-        processes, in the order in which they end.
+        The name of each codec once its kernels are there, then `PROFILER`. Of several processes, in
+        the order in which they end.
 
     Raises:
         CswapError: there is no such codec.
     """
     names = [get_codec(name).name for name in codecs]
-    planners = (PLANNER,) if planner else ()
     if jobs == 1:
-        yield from (_compile(name, dtypes) for name in (*names, PROFILER, *planners))
+        yield from (_compile(name, dtypes) for name in (*names, PROFILER))
     else:
         # A fork would copy the locks of threads that torch and Numba have started.
         with ProcessPoolExecutor(jobs, get_context("spawn"), initializer=_begin_process) as pool:
-            longest_first = (*planners, *names, PROFILER)
-            parts = [pool.submit(_compile, name, dtypes) for name in longest_first]
+            parts = [pool.submit(_compile, name, dtypes) for name in (*names, PROFILER)]
             yield from (done.result() for done in as_completed(parts))
     if {*lossless_candidates()} <= {*names}:  # nothing is left for a first use
         note_compiled(map(dtype_name, dtypes))
@@ -126,7 +119,7 @@ def first_use(dtypes: Sequence[str]) -> None:
     with suppress(OSError):
         os.nice(IDLE)
     gc.disable()
-    deque(steps(lossless_candidates(), dtypes=chosen, planner=False), maxlen=0)
+    deque(steps(lossless_candidates(), dtypes=chosen), maxlen=0)
     note_compiled(dtypes)
 
 
@@ -142,8 +135,6 @@ def _compile(name: str, dtypes: Sequence[torch.dtype]) -> str:
     if name == PROFILER:
         for dtype in dtypes:
             profile(torch.zeros(64, dtype=dtype))
-    elif name == PLANNER:
-        compare(_trace(), "v100-pcie3", policies=("joint", "swapadvisor"), time_limit=0.1)
     else:
         _codec(get_codec(name), dtypes)
     return name
@@ -167,16 +158,3 @@ def _codec(codec: Codec, dtypes: Sequence[torch.dtype]) -> None:
             large = torch.zeros(2 * MIN_RANGE_TILES * tile_numel(dtype), dtype=dtype)
             two_threads = CpuStream(threads=2)
             codec.decode(codec.encode(large, stream=two_threads), stream=two_threads)
-
-
-def _trace() -> Trace:
-    # A step of two tensors, for the planner's loops.
-    tensors = (TraceTensor(1 << 20, saved=0), TraceTensor(1 << 20, saved=1), TraceTensor(0))
-    operators = (
-        TraceOperator("data", "other", "forward", 1.0, (), (0,)),
-        TraceOperator("f", "linear", "forward", 1.0, (0,), (1,)),
-        TraceOperator("g", "linear", "forward", 1.0, (1,), (2,)),
-        TraceOperator("g'", "linear", "backward", 1.0, (1,), ()),
-        TraceOperator("f'", "linear", "backward", 1.0, (0,), ()),
-    )
-    return Trace(operators, tensors, name="warm")

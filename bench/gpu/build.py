@@ -1,4 +1,4 @@
-"""Machine code of all kernels in one file, made on any machine: `python -m bench gpu build`."""
+"""Machine code of all kernels in one folder, made on any machine: `python -m bench gpu build`."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ class Row:
 
     Attributes:
         architectures: that the kernels were compiled for, "sm_80, sm_90".
-        n_kernels: kernels in the file.
+        n_kernels: kernels in the folder.
         processes: that compiled at the same time.
         build_s: seconds of the whole build.
-        nbytes: size of the file.
+        nbytes: of all files together.
     """
 
     architectures: str
@@ -48,11 +48,10 @@ class Row:
 
 def kernel_names() -> list[str]:
     """Every kernel of the library: "zvc-4-encode"."""
-    from cswap_kernels.cuda.formats import ALL_WORDS, FORMATS
+    from cswap_kernels.cuda.formats import FORMATS
 
     both = ("encode", "decode")
-    found = [f"{n}-{w}-{d}" for n, words in FORMATS.items() for w, d in product(words, both)]
-    return found + [f"profile-{word}-sample" for word in ALL_WORDS]
+    return [f"{n}-{w}-{d}" for n, words in FORMATS.items() for w, d in product(words, both)]
 
 
 def compiled(name: str, architecture: int) -> Cubin:
@@ -63,12 +62,12 @@ def compiled(name: str, architecture: int) -> Cubin:
 
 
 def build(
-    path: Path, names: Sequence[str], architectures: Sequence[int], processes: int | None = None
+    folder: Path, names: Sequence[str], architectures: Sequence[int], processes: int | None = None
 ) -> Row:
-    """Compile kernels and write them to a file for CSWAP_KERNELS.
+    """Compile kernels and write them to a folder for CSWAP_CACHE_DIR.
 
     Args:
-        path: of the file; replaced if it is there.
+        folder: where they go; made if it is missing.
         names: of the kernels.
         architectures: 90 is sm_90; each kernel is compiled for each.
         processes: that compile at the same time; default: one per core.
@@ -77,17 +76,15 @@ def build(
 
     start, jobs = time.perf_counter(), list(product(names, architectures))
     processes = processes or os.cpu_count() or 1
-    made = {
-        (cubins.key(name, THREADS), architecture): cubin
-        for (name, architecture), cubin in zip(jobs, _all(jobs, processes), strict=True)
-    }
-    cubins.write_file(path, made)
+    paths = [cubins.path_of(cubins.key(name, THREADS), sm, folder) for name, sm in jobs]
+    for path, cubin in zip(paths, _all(jobs, processes), strict=True):
+        cubins.write(path, cubin)
     return Row(
         architectures=", ".join(f"sm_{architecture}" for architecture in architectures),
-        n_kernels=len(made),
+        n_kernels=len(paths),
         processes=processes,
         build_s=time.perf_counter() - start,
-        nbytes=path.stat().st_size,
+        nbytes=sum(path.stat().st_size for path in paths),
     )
 
 
@@ -104,7 +101,7 @@ def record(path: Path, row: Row, before: dict[str, object]) -> None:
 
 
 def build_table() -> str:
-    """How long the committed build took, and the size of its file."""
+    """How long the committed build took, and the size of its files."""
     data = load(FILE)
     rows = [
         [

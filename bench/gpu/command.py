@@ -27,7 +27,7 @@ RESULTS: Final = Path("bench/results")
 STATIC: Final = RESULTS / "cpu" / "kernels.json"
 """Where `static` writes, if nothing else is said."""
 
-KERNELS: Final = Path("cswap-kernels.zip")
+KERNELS: Final = Path("cswap-kernels")
 """Where `build` writes, if nothing else is said."""
 
 
@@ -56,7 +56,7 @@ def main(
         Path | None,
         typer.Option(
             help="Folder; default: bench/results/<name of the GPU>. "
-            f"Of build and static: file; default: {KERNELS}, {STATIC}."
+            f"Of build: folder; of static: file; default: {KERNELS}, {STATIC}."
         ),
     ] = None,
     minutes: Annotated[
@@ -160,14 +160,14 @@ def _build(path: Path, architectures: str, record: Path | None) -> None:
     from cswap_kernels.cuda.compiler import ARCHITECTURES
 
     chosen = [int(a) for a in names("--arch", architectures, [str(a) for a in ARCHITECTURES])]
-    for file in (path, *([] if record is None else [record])):
-        writable_folder(file.absolute().parent)
+    for folder in (path, *([] if record is None else [record.absolute().parent])):
+        writable_folder(folder)
     before = build.facts()
     row = build.build(path, build.kernel_names(), chosen)
     if record is not None:
         build.record(record, row, before)
     print(f"{row.n_kernels} kernels in {row.build_s:.0f} s: {path}, {row.nbytes / 1e6:.1f} MB")
-    print(f"On the machine with the device: export CSWAP_KERNELS={path.name}")
+    print(f"On the machine with the device: export CSWAP_CACHE_DIR=$PWD/{path.name}")
 
 
 def _static(path: Path) -> None:

@@ -193,7 +193,7 @@ class _Torch:
 def interpreted(kernels: Kernels, nbytes: int = 8 << 20) -> Iterator[Interpreted]:
     """Let gpu.py launch kernels in the interpreter, on memory of it, meanwhile.
 
-    Only `gpu.encode`, `gpu.decode` and `gpu.profile` may be used, with tensors of `memory`.
+    Only `gpu.encode` and `gpu.decode` may be used, with tensors of `memory`.
     """
     device = Interpreted(kernels, nbytes)
     shapes = dict(SHAPES)

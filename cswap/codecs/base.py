@@ -61,32 +61,6 @@ class LateSize(Protocol):
         ...
 
 
-class ByAddress(Protocol):
-    """Encodes and decodes tensors of one dtype and size, by the addresses of a CPU's memory.
-
-    One object serves several threads at once, so it keeps no state. Tensors begin at a multiple of
-    8 bytes, payloads of 16. Encodes of lossy codecs go the flat way, since each has a key of its
-    own; their decodes go this way, too.
-    """
-
-    @property
-    def bound(self) -> int:
-        """Bytes that `encode` may write."""
-        ...
-
-    def encode(self, source: int, target: int) -> int:
-        """Encode the tensor at ``source`` to ``target``; returns the payload's bytes."""
-        ...
-
-    def decode(self, payload: int, nbytes: int, target: int) -> None:
-        """Decode the ``nbytes`` at ``payload`` to the tensor at ``target``.
-
-        Raises:
-            CorruptEncodingError: they are no encoding of such a tensor.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class EncodeKey:
     """Names one encode for counter-based stochastic rounding: equal keys give equal bytes.
@@ -164,8 +138,8 @@ class Codec(abc.ABC):
     """One format: a reversible or lossy map from a tensor's bytes to fewer bytes.
 
     A codec is stateless and reentrant. A subclass sets ``name``, ``lossless`` and ``max_ratio``,
-    implements the four abstract methods, and may set the other attributes. It may implement
-    `by_address`, and overrides nothing else.
+    implements the four abstract methods, and may set the other attributes. It overrides nothing
+    else.
 
     Attributes:
         name: name for `get_codec`, parameters included.
@@ -220,22 +194,6 @@ class Codec(abc.ABC):
         Raises:
             CorruptEncodingError: payload is not an encoding of n elements of out's dtype.
         """
-
-    def by_address(self, dtype: torch.dtype, nbytes: int, threads: int) -> ByAddress | None:
-        """The same as `encode_flat` and `decode_flat`, with the default key, by address.
-
-        The engine takes it for tensors of call sites that it knows, where the Python around a
-        kernel takes as long as the kernel.
-
-        Args:
-            dtype: of the tensors; the codec supports it on a CPU.
-            nbytes: of a tensor.
-            threads: that the call may use.
-
-        Returns:
-            None: there is no such way, or it is slower for so many bytes. The default.
-        """
-        return None
 
     def encode(
         self,
@@ -358,12 +316,6 @@ def takes(codec: Codec, dtype: torch.dtype, device: str) -> bool:
     except Exception:
         log.debug("%r.supports(%s, %r) failed", codec, dtype, device, exc_info=True)
         return False
-
-
-def is_flat_of(codec: Codec, base: Any) -> bool:
-    """Whether a codec encodes and decodes flat tensors as this base class of its own does."""
-    own = type(codec)
-    return bool(own.encode_flat is base.encode_flat and own.decode_flat is base.decode_flat)
 
 
 def checked_bound(codec: Codec, dtype: torch.dtype, numel: int) -> int:

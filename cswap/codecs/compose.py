@@ -94,7 +94,6 @@ def composed_traits(zvc: CodecTraits, second: CodecTraits) -> CodecTraits:
             for kind in kinds
         },
         after_zvc=False,
-        packages=second.packages,
     )
 
 

@@ -24,13 +24,10 @@ if TYPE_CHECKING:
 
 N_ARGS: Final = 4
 
-N_COUNTS: Final = 17
-"""Number of counts in a profile, see `cswap_kernels.profile`."""
-
 _on_stream = torch.cuda.stream
 
-TRIAL: Final = "profile-4-sample"
-"""The kernel that is compiled to test the compiler; profiling needs it anyway."""
+TRIAL: Final = "zvc-4-decode"
+"""The kernel that is compiled to test the compiler; most programs need it anyway."""
 
 _NEEDED: Final = ("cuda.core", "numba.cuda.extending", "cswap_kernels.cuda.formats")
 
@@ -155,30 +152,6 @@ def decode(
         bad = int(status.item())
         if bad:
             raise CorruptEncodingError(f"format {format_name!r}: tile {bad - 1} is damaged.")
-
-
-def profile(
-    x: torch.Tensor, word: int, pieces: int, piece_words: int, layout: Sequence[int]
-) -> torch.Tensor:
-    """Launch the profiler on the current stream; return [17] i64 pinned counts.
-
-    The counts are valid when the stream has run the profiler.
-
-    Args:
-        x: [n] flat, on the device.
-        word: bytes per word.
-        pieces: number of sampled pieces, spread evenly.
-        piece_words: words of each piece.
-        layout: see `cswap_kernels.profile`.
-    """
-    launcher = _launcher(x.device.index)
-    n_words = x.nbytes // word
-    counts = torch.zeros(N_COUNTS, dtype=torch.int64, device=x.device)
-    step = max(piece_words, n_words // pieces)
-    values = (x.data_ptr(), counts.data_ptr(), n_words, pieces, piece_words, step, *layout)
-    launcher.launch(f"profile-{word}-sample", pieces, values, None)
-    arrived = torch.empty(N_COUNTS, dtype=torch.int64, pin_memory=True)
-    return arrived.copy_(counts, non_blocking=True)
 
 
 def wait(device: torch.device) -> None:

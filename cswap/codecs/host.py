@@ -16,7 +16,6 @@ from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream
 from cswap.codecs.layout import bytes_of
 from cswap.codecs.parallel import RangeShape, run_ranges, split
 from cswap.codecs.tiled import all_threads
-from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError
 from cswap.install_hint import to_install
 from cswap.schema.tensor import DTYPES, dtype_name
@@ -121,7 +120,6 @@ class Lz4(HostCodec):
     """LZ4 blocks, as ``lz4.block`` writes them without a size in front."""
 
     name = "lz4"
-    traits = CodecTraits(packages=("lz4",))
     max_ratio = 256  # a byte of an LZ4 match length stands for at most 255 bytes
 
     def __init__(self) -> None:
@@ -149,7 +147,6 @@ class Zstd(HostCodec):
     """Zstandard frames of level 1, each with its content size."""
 
     name = "zstd"
-    traits = CodecTraits(packages=("zstandard",))
     max_ratio = 1 << 15  # 1 MiB: 8 blocks of 4 bytes or more, and the directory's entry
 
     def __init__(self) -> None:

@@ -1,7 +1,7 @@
 """Loads kernels on one device and launches them: `Launcher`.
 
-Numba compiles a kernel when it is first needed. This takes seconds; cubins.py keeps kernels on disk
-or takes precompiled ones. The driver launches kernels, which costs a few microseconds.
+Numba compiles a kernel when it is first needed. This takes seconds; cubins.py keeps kernels on
+disk. The driver launches kernels, which costs a few microseconds.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Launcher:
 
     def _compile(self, name: str, shape: LaunchShape) -> Cubin:
         # A compilation that failed takes seconds, and would fail again. With other threads per
-        # block, the kernel may be in the file of CSWAP_KERNELS.
+        # block, the kernel may be on disk.
         key = (name, shape.threads)
         if key in self._failed:
             raise self._failed[key]
@@ -239,7 +239,7 @@ def _cupys_launch() -> Callable[..., Any] | None:
 
 
 def compiled(name: str, architecture: int, threads: int) -> Cubin:
-    """The machine code of a kernel: from the cache or a file, else compiled."""
+    """The machine code of a kernel: from the cache, else compiled."""
     from cswap_kernels.cuda.compiler import compile_kernel
 
     return cubins.cached(

@@ -6,6 +6,7 @@ encode has ended, and calls without a stream, which must be complete when they r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -20,6 +21,7 @@ from cswap.codecs.nvcomp_size import NvcompSize
 from cswap.codecs.nvcomp_traits import ANS_FLOATS, TRAITS
 from cswap.codecs.nvcomp_trust import Trust
 from cswap.codecs.tiled import cuda_stream
+from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
 from cswap.schema.tensor import DTYPES, dtype_name
 
@@ -35,36 +37,54 @@ CHUNK_OVERHEAD: Final = 2 * TABLE_ENTRY + ALIGN
 and to each of its chunks, with space for checksums."""
 
 
-class NvcompCodec(Codec):
-    """Base of nvCOMP's codecs. A subclass sets nvCOMP's name of the algorithm, and options.
+Options = Mapping[str, object]
+"""Keyword arguments of ``nvidia.nvcomp.Codec``."""
 
-    Attributes:
-        algorithm: nvCOMP's name of the algorithm.
+
+class NvcompCodec(Codec):
+    """One of nvCOMP's codecs; `make` makes them.
+
+    Args:
+        name: of the codec.
+        algorithm: nvCOMP's name of it.
         max_chunk_bytes: largest encoding of a chunk of CHUNK_BYTES
             (nvcompBatched...CompressGetMaxOutputChunkSize of 6.0.0.12).
+        options: for nvCOMP and words of a dtype; None if the codec does not take the dtype.
+        step: of a lossy codec, to whose multiples values are rounded; None: every bit comes back.
+
+    Raises:
+        ConfigError: nvCOMP cannot be used here.
     """
 
-    lossless = True
     late_payload = True  # a tensor that does not shrink is stored raw
     max_ratio = CHUNK_BYTES // TABLE_ENTRY  # a chunk takes at least its entry in the tables
 
-    algorithm: str
-    max_chunk_bytes: int
-
-    def __init__(self) -> None:
-        nvcomp_library.require(self.name)
+    def __init__(
+        self,
+        name: str,
+        algorithm: str,
+        max_chunk_bytes: int,
+        options: Callable[[DType], Options | None],
+        step: float | None = None,
+    ) -> None:
+        nvcomp_library.require(name)
+        self.name, self.lossless = name, step is None
+        self.traits = TRAITS.get(name, CodecTraits())
+        self.persistent = algorithm != "ANS"  # NVIDIA changed its stream before, and again in 6.0
+        self.options, self.step = options, step
+        self.algorithm, self.max_chunk_bytes = algorithm, max_chunk_bytes
         self._trust = Trust(self)
 
-    def options(self, dtype: DType) -> dict[str, object] | None:
-        """Options for nvCOMP and words of a dtype; None if the codec does not take the dtype.
-
-        Default: none; the algorithm encodes bytes of any dtype.
-        """
-        return {}
-
     def has_outliers(self, x: torch.Tensor) -> torch.Tensor | None:
-        """[] bool, on x's device: whether x must be stored raw. None: never."""
-        return None
+        """[] bool, on x's device: whether x must be stored raw. None: never.
+
+        Of a lossy codec: a value is not finite, or overflows when it counts in steps.
+        """
+        if self.step is None:
+            return None
+        limit = self.step * 2.0 ** (8 * x.itemsize - 2)
+        low, high = torch.aminmax(x)
+        return ~((high.double() < limit) & (low.double() > -limit))  # both are False for NaN
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """On a CUDA device only, as long as nvCOMP has not failed on the dtype."""
@@ -157,166 +177,93 @@ class NvcompCodec(Codec):
         return flag
 
 
-class Ans(NvcompCodec):
-    """nvCOMP ANS: entropy coding of floats' exponents; ``nvcomp-ans:1`` codes all bytes."""
-
-    persistent = False  # NVIDIA changed the stream before, and again in 6.0
-    algorithm = "ANS"
-    max_chunk_bytes = 92720
-
-    def __init__(self, symbol_bytes: int | None = None) -> None:
-        if symbol_bytes not in (None, 1):
-            raise ConfigError(
-                f"codec='nvcomp-ans:{symbol_bytes}': 1, bytes for every dtype, is all there is."
-            )
-        self._bytewise = symbol_bytes == 1
-        self.name = "nvcomp-ans:1" if self._bytewise else "nvcomp-ans"
-        self.traits = TRAITS[self.name]
-        super().__init__()
-
-    def options(self, dtype: DType) -> dict[str, object]:
-        """The data type that stands for the dtype."""
-        return {"data_type": "|u1" if self._bytewise else _ans_type(dtype)}
-
-
 def _ans_type(dtype: DType) -> str:
+    # Codes the exponents of floats, else all bytes.
     if dtype.name == "float8_e4m3fn":
         return "|f1"
     # Also for bfloat16: nvCOMP's documentation defines <f2 for every format of 16 bits.
     return ANS_FLOATS.get(dtype.word, "|u1") if dtype.kind == "float" else "|u1"
 
 
-class Bitcomp(NvcompCodec):
-    """nvCOMP Bitcomp, its default algorithm: for numbers of similar magnitude."""
-
-    name = "nvcomp-bitcomp"
-    traits = TRAITS[name]
-    algorithm = "Bitcomp"
-    max_chunk_bytes = 65632
-    _algorithm_type = 0
-
-    def options(self, dtype: DType) -> dict[str, object]:
-        """Words as unsigned integers, so that every bit comes back."""
-        return {"data_type": _unsigned(dtype.word), "algorithm_type": self._algorithm_type}
+def _bitcomp(dtype: DType, algorithm_type: int) -> Options:
+    # Words as unsigned integers, so that every bit comes back.
+    return {"data_type": _unsigned(dtype.word), "algorithm_type": algorithm_type}
 
 
-class BitcompSparse(Bitcomp):
-    """nvCOMP Bitcomp, its algorithm for data with many zeros."""
-
-    name = "nvcomp-bitcomp-sparse"
-    traits = TRAITS[name]
-    _algorithm_type = 1
-
-
-class Cascaded(NvcompCodec):
-    """nvCOMP Cascaded: run lengths, differences and bit packing of integers."""
-
-    name = "nvcomp-cascaded"
-    traits = TRAITS[name]
-    algorithm = "Cascaded"
-    max_chunk_bytes = 65544
-
-    def options(self, dtype: DType) -> dict[str, object]:
-        """Words as unsigned integers, so that every bit comes back."""
-        # All three encodings: without FOR, 6.0.0.12 refuses its default mode, and Python's default
-        # has no FOR.
-        known = nvcomp_library.library().CascadedFineGrainedEncoding
-        encodings = int(known.DELTA) | int(known.RLE) | int(known.FOR)
-        return {"data_type": _unsigned(dtype.word), "fine_grained_encodings": encodings}
+def _cascaded(dtype: DType) -> Options:
+    # All three encodings: without FOR, 6.0.0.12 refuses its default mode, and Python's default has
+    # no FOR.
+    known = nvcomp_library.library().CascadedFineGrainedEncoding
+    encodings = int(known.DELTA) | int(known.RLE) | int(known.FOR)
+    return {"data_type": _unsigned(dtype.word), "fine_grained_encodings": encodings}
 
 
-class Lz4(NvcompCodec):
-    """nvCOMP LZ4."""
-
-    name = "nvcomp-lz4"
-    traits = TRAITS[name]
-    algorithm = "LZ4"
-    max_chunk_bytes = 65800
-
-    def options(self, dtype: DType) -> dict[str, object]:
-        """The data type sets the alignment of matches. Every LZ4 decoder decodes the result."""
-        return {"data_type": _unsigned(min(dtype.word, 4))}
+def _bytes(_: DType) -> Options:
+    return {}  # the algorithm encodes bytes of any dtype
 
 
-class Snappy(NvcompCodec):
-    """nvCOMP Snappy."""
+_ROWS: Final[dict[str, tuple[str, int, Callable[[DType], Options]]]] = {
+    "nvcomp-ans": ("ANS", 92720, lambda d: {"data_type": _ans_type(d)}),
+    "nvcomp-ans:1": ("ANS", 92720, lambda _: {"data_type": "|u1"}),
+    "nvcomp-bitcomp": ("Bitcomp", 65632, lambda d: _bitcomp(d, 0)),
+    "nvcomp-bitcomp-sparse": ("Bitcomp", 65632, lambda d: _bitcomp(d, 1)),  # for many zeros
+    "nvcomp-cascaded": ("Cascaded", 65544, _cascaded),
+    # The data type sets the alignment of matches. Every LZ4 decoder decodes the result.
+    "nvcomp-lz4": ("LZ4", 65800, lambda d: {"data_type": _unsigned(min(d.word, 4))}),
+    "nvcomp-snappy": ("Snappy", 76490, _bytes),
+    "nvcomp-gdeflate": ("GDeflate", 131360, _bytes),
+    "nvcomp-deflate": ("Deflate", 148256, _bytes),
+    "nvcomp-zstd": ("Zstd", 65547, _bytes),
+}
+"""Lossless codecs: algorithm, largest encoding of a chunk, and options; see `NvcompCodec`."""
 
-    name = "nvcomp-snappy"
-    traits = TRAITS[name]
-    algorithm = "Snappy"
-    max_chunk_bytes = 76490
-
-
-class GDeflate(NvcompCodec):
-    """nvCOMP GDeflate: Deflate, rearranged for GPUs."""
-
-    name = "nvcomp-gdeflate"
-    traits = TRAITS[name]
-    algorithm = "GDeflate"
-    max_chunk_bytes = 131360
-
-
-class Deflate(NvcompCodec):
-    """nvCOMP Deflate."""
-
-    name = "nvcomp-deflate"
-    traits = TRAITS[name]
-    algorithm = "Deflate"
-    max_chunk_bytes = 148256
-
-
-class Zstd(NvcompCodec):
-    """nvCOMP Zstandard."""
-
-    name = "nvcomp-zstd"
-    traits = TRAITS[name]
-    algorithm = "Zstd"
-    max_chunk_bytes = 65547
-
+LOSSY: Final = "nvcomp-bitcomp-lossy"
+"""Bitcomp of values rounded to multiples of 2**k, for ``:k``; error: 2**(k-1)."""
 
 DEFAULT_STEP_EXPONENT: Final = -10
 
 
-class BitcompLossy(NvcompCodec):
-    """nvCOMP Bitcomp of values rounded to multiples of 2**k, for ``:k``; error: 2**(k-1)."""
+def make(family: str, parameter: int | None = None) -> NvcompCodec:
+    """The codec of a name without and with a parameter.
 
-    lossless = False
-    algorithm = "Bitcomp"
-    max_chunk_bytes = 65632
+    Raises:
+        ConfigError: a wrong parameter, or nvCOMP cannot be used here.
+        TypeError: the codec takes no parameter.
+    """
+    name = family if parameter is None else f"{family}:{parameter}"
+    if family == LOSSY:
+        return _lossy(name, DEFAULT_STEP_EXPONENT if parameter is None else parameter)
+    if name not in _ROWS:
+        if family == "nvcomp-ans":
+            raise ConfigError(f"codec={name!r}: 1, bytes for every dtype, is all there is.")
+        raise TypeError(name)
+    return NvcompCodec(name, *_ROWS[name])
 
-    def __init__(self, step_exponent: int | None = None) -> None:
-        exponent = DEFAULT_STEP_EXPONENT if step_exponent is None else step_exponent
-        self.name = "nvcomp-bitcomp-lossy"
-        if step_exponent is not None:
-            self.name += f":{step_exponent}"
-        if not -126 <= exponent <= 127:
-            raise ConfigError(
-                f"codec={self.name!r}: values are rounded to multiples of 2**{exponent}; the "
-                "exponent must be one of a normal float32, -126 to 127."
-            )
-        self.step = 2.0**exponent
-        super().__init__()
 
-    def options(self, dtype: DType) -> dict[str, object] | None:
-        """Options for floats that nvCOMP supports and in which the step is a normal number."""
-        real = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
-        if dtype.name not in real:
-            return None
-        limits = torch.finfo(real[dtype.name])
-        if not limits.smallest_normal <= self.step <= limits.max:
-            return None
-        return {
-            "data_type": f"<f{dtype.word}",
-            "algorithm_type": 0,
-            "mode": nvcomp_library.library().BitcompMode.BITCOMP_LOSSY_FP_TO_SIGNED,
-            "delta": self.step,
-        }
+def _lossy(name: str, exponent: int) -> NvcompCodec:
+    if not -126 <= exponent <= 127:
+        raise ConfigError(
+            f"codec={name!r}: values are rounded to multiples of 2**{exponent}; the exponent must "
+            "be one of a normal float32, -126 to 127."
+        )
+    step = 2.0**exponent
+    return NvcompCodec(name, "Bitcomp", 65632, partial(_lossy_options, step=step), step)
 
-    def has_outliers(self, x: torch.Tensor) -> torch.Tensor:
-        """Whether a value is not finite, or its steps overflow an integer of the word's size."""
-        limit = self.step * 2.0 ** (8 * x.itemsize - 2)
-        low, high = torch.aminmax(x)
-        return ~((high.double() < limit) & (low.double() > -limit))  # both are False for NaN
+
+def _lossy_options(dtype: DType, *, step: float) -> Options | None:
+    # Of floats that nvCOMP supports and in which the step is a normal number.
+    real = {"float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+    if dtype.name not in real:
+        return None
+    limits = torch.finfo(real[dtype.name])
+    if not limits.smallest_normal <= step <= limits.max:
+        return None
+    return {
+        "data_type": f"<f{dtype.word}",
+        "algorithm_type": 0,
+        "mode": nvcomp_library.library().BitcompMode.BITCOMP_LOSSY_FP_TO_SIGNED,
+        "delta": step,
+    }
 
 
 def _unsigned(word: int) -> str:

@@ -99,58 +99,15 @@ def _refusal() -> str | None:
 def library() -> Any:
     """Import ``nvidia.nvcomp`` and make it take its scratch memory from torch."""
     nvcomp = importlib.import_module(MODULE)
-    nvcomp.set_device_allocator(SCRATCH.allocate)
+    nvcomp.set_device_allocator(allocate)
     # Without this, nvCOMP releases the allocator after the end of the interpreter, and the process
     # crashes.
     atexit.register(nvcomp.set_device_allocator, None)
     return nvcomp
 
 
-class Scratch:
-    """nvCOMP's scratch memory, taken from torch's caching allocator.
-
-    By default nvCOMP uses cudaMallocAsync, a second pool whose memory torch cannot reuse. The
-    setting applies to every use of nvCOMP in this process.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._in_use_bytes = 0
-        self._peak_bytes = 0
-
-    @property
-    def in_use_bytes(self) -> int:
-        """Bytes that nvCOMP holds now."""
-        return self._in_use_bytes
-
-    @property
-    def peak_bytes(self) -> int:
-        """Maximum of ``in_use_bytes``."""
-        return self._peak_bytes
-
-    def allocate(self, nbytes: int, stream: Any) -> Block:
-        """Allocate a block for nvCOMP. ``stream``: nvCOMP's, with ``ptr`` and ``device``."""
-        address = torch.cuda.caching_allocator_alloc(nbytes, stream.device, stream.ptr)
-        self._count(nbytes)
-        block = Block(address)
-        # Runs when nvCOMP releases the block. The memory returns to its stream's pool. So pending
-        # work of this stream on it comes before the next use.
-        end = weakref.finalize(block, self._free, address, nbytes)
-        end.atexit = False  # the allocator may be gone at exit
-        return block
-
-    def _free(self, address: int, nbytes: int) -> None:
-        torch.cuda.caching_allocator_delete(address)  # type: ignore[no-untyped-call]
-        self._count(-nbytes)
-
-    def _count(self, nbytes: int) -> None:
-        with self._lock:
-            self._in_use_bytes += nbytes
-            self._peak_bytes = max(self._peak_bytes, self._in_use_bytes)
-
-
 class Block:
-    """A block of scratch memory. It is freed with its last reference."""
+    """A block of nvCOMP's scratch memory. It is freed with its last reference."""
 
     __slots__ = ("__weakref__", "ptr")
 
@@ -158,7 +115,23 @@ class Block:
         self.ptr = ptr
 
 
-SCRATCH: Final = Scratch()
+def allocate(nbytes: int, stream: Any) -> Block:
+    """A block for nvCOMP, of torch's caching allocator, which counts it.
+
+    By default nvCOMP uses cudaMallocAsync, a second pool whose memory torch cannot reuse. The
+    setting applies to every use of nvCOMP in this process.
+
+    Args:
+        nbytes: of the block.
+        stream: nvCOMP's, with ``ptr`` and ``device``.
+    """
+    address = torch.cuda.caching_allocator_alloc(nbytes, stream.device, stream.ptr)
+    block = Block(address)
+    # Runs when nvCOMP releases the block. The memory returns to its stream's pool. So pending work
+    # of this stream on it comes before the next use.
+    end = weakref.finalize(block, torch.cuda.caching_allocator_delete, address)
+    end.atexit = False  # the allocator may be gone at exit
+    return block
 
 
 class Coder:

@@ -44,36 +44,31 @@ class _BuiltIn:
 
 _BUILT_IN: Final[dict[str, _BuiltIn]] = {
     "raw": _BuiltIn("cswap.codecs.raw:Raw"),
-    "zvc": _BuiltIn("cswap.codecs.zvc:Zvc"),
-    "csr": _BuiltIn("cswap.codecs.csr:Csr"),
-    "rle": _BuiltIn("cswap.codecs.rle:Rle"),
+    "zvc": _BuiltIn("cswap.codecs.sparse:Zvc"),
+    "csr": _BuiltIn("cswap.codecs.sparse:Csr"),
+    "rle": _BuiltIn("cswap.codecs.sparse:Rle"),
     "bitpack": _BuiltIn("cswap.codecs.bitpack:Bitpack"),
     "expk": _BuiltIn("cswap.codecs.expk:Expk", listed_after_zvc=True),
     "lz4": _BuiltIn("cswap.codecs.host:Lz4"),
     "zstd": _BuiltIn("cswap.codecs.host:Zstd"),
-    "bf16": _BuiltIn("cswap.codecs.cast:CastBfloat16"),
-    "fp16": _BuiltIn("cswap.codecs.cast:CastFloat16"),
-    "int8": _BuiltIn("cswap.codecs.int8:Int8", listed_after_zvc=True),
-    "fp8": _BuiltIn("cswap.codecs.fp8:Fp8", listed_after_zvc=True),
-    "mxfp8": _BuiltIn("cswap.codecs.mxfp8:Mxfp8"),
-    "int4": _BuiltIn("cswap.codecs.int4:Int4"),
+    "bf16": _BuiltIn("cswap.codecs.lossy:CastBfloat16"),
+    "fp16": _BuiltIn("cswap.codecs.lossy:CastFloat16"),
+    "int8": _BuiltIn("cswap.codecs.lossy:Int8", listed_after_zvc=True),
+    "fp8": _BuiltIn("cswap.codecs.lossy:Fp8", listed_after_zvc=True),
+    "mxfp8": _BuiltIn("cswap.codecs.lossy:Mxfp8"),
+    "int4": _BuiltIn("cswap.codecs.lossy:Int4"),
     "zfp": _BuiltIn("cswap.codecs.zfp:Zfp"),
 }
 """Built-in codecs by family: one line per codec."""
 
-NVCOMP: Final[dict[str, str]] = {
-    "nvcomp-ans": "cswap.codecs.nvcomp:Ans",
-    "nvcomp-bitcomp": "cswap.codecs.nvcomp:Bitcomp",
-    "nvcomp-bitcomp-lossy": "cswap.codecs.nvcomp:BitcompLossy",
-    "nvcomp-bitcomp-sparse": "cswap.codecs.nvcomp:BitcompSparse",
-    "nvcomp-cascaded": "cswap.codecs.nvcomp:Cascaded",
-    "nvcomp-deflate": "cswap.codecs.nvcomp:Deflate",
-    "nvcomp-gdeflate": "cswap.codecs.nvcomp:GDeflate",
-    "nvcomp-lz4": "cswap.codecs.nvcomp:Lz4",
-    "nvcomp-snappy": "cswap.codecs.nvcomp:Snappy",
-    "nvcomp-zstd": "cswap.codecs.nvcomp:Zstd",
-}
-"""The same for codecs that need a GPU and NVIDIA's library. `list_codecs` omits them elsewhere."""
+NVCOMP: Final = tuple(
+    f"nvcomp-{name}"
+    for name in (
+        *("ans", "bitcomp", "bitcomp-lossy", "bitcomp-sparse", "cascaded"),
+        *("deflate", "gdeflate", "lz4", "snappy", "zstd"),
+    )
+)
+"""Codecs that need a GPU and NVIDIA's library. `list_codecs` omits them elsewhere."""
 
 COMPOSITES: Final = tuple(f"zvc+{name}" for name, row in _BUILT_IN.items() if row.listed_after_zvc)
 """Compositions that `list_codecs` shows. `compositions` has all."""
@@ -220,8 +215,8 @@ def _warn_once(name: str, error: Exception) -> None:
 
 def _factories() -> dict[str, Factory]:
     with _lock:
-        targets = {name: row.target for name, row in _BUILT_IN.items()} | NVCOMP
-        found: dict[str, Factory] = {name: _lazy(target) for name, target in targets.items()}
+        found: dict[str, Factory] = {name: _lazy(row.target) for name, row in _BUILT_IN.items()}
+        found |= {name: _lazy("cswap.codecs.nvcomp:make", name) for name in NVCOMP}
         for name, factory in _entry_points().items():
             found.setdefault(name, factory)
         found.update(_registered)
@@ -247,10 +242,10 @@ def _foreign(point: metadata.EntryPoint) -> Factory:
     return load
 
 
-def _lazy(target: str) -> Factory:
+def _lazy(target: str, *first: str) -> Factory:
     def load(*parameter: int) -> Codec:
         module, _, name = target.partition(":")
-        made: Codec = getattr(unwatched(importlib.import_module, module), name)(*parameter)
+        made: Codec = getattr(unwatched(importlib.import_module, module), name)(*first, *parameter)
         return made
 
     return load

@@ -16,15 +16,13 @@ from cswap.codecs.base import (
     EncodeKey,
     LateSize,
     Stream,
-    is_flat_of,
     word_dtype,
 )
 from cswap.codecs.layout import address_of, bytes_of, words_of
-from cswap.codecs.one_thread import OneThread, damaged, too_short
 from cswap.codecs.parallel import DEFAULT_SHAPE, SHAPES, run_ranges, split
-from cswap.errors import UnsupportedError
+from cswap.errors import CorruptEncodingError, UnsupportedError
 from cswap.schema.tensor import DTYPES
-from cswap_kernels.tile_calls import tile_decoder, tile_encoder
+from cswap_kernels.tile_calls import WORD_LIKE, tile_decoder, tile_encoder
 from cswap_kernels.tiles import (
     ALIGN,
     CHUNK,
@@ -33,8 +31,10 @@ from cswap_kernels.tiles import (
     TILE_WORDS,
     container_bound,
     count_tiles,
+    decode_at,
     decode_range,
     directory_bytes,
+    encode_at,
     encode_chunks,
     segment_capacity,
 )
@@ -129,19 +129,20 @@ class TiledCodec(Codec):
     ) -> int | LateSize:
         """See `Codec.encode_flat`."""
         d = word_dtype(x.dtype)
-        _, n_tiles, directory_nbytes = _tiles_of(x.nbytes, d.word)
+        n_words, n_tiles, directory_nbytes = _tiles_of(x.nbytes, d.word)
         if x.is_cuda:
             params = self.cuda_args(d, key).tolist()
             return gpu.encode(self.cuda_format, d.word, x, out, params, cuda_stream(stream))
-        args = None if self.lossless else self.tile_args(d, key)
-        threads = all_threads() if stream is None else stream.threads
+        (encoder, _), args = _functions(self, d.name)
+        if not self.lossless:
+            args = self.tile_args(d, key)
+        tile, threads = TILE_WORDS[d.word], all_threads() if stream is None else stream.threads
         shape = SHAPES.get(f"{self.name}-encode", DEFAULT_SHAPE)
         if threads == 1 or n_tiles < 2 * shape.least:
-            way = _one_thread(self, d.name, x.nbytes)
-            return way.encode(address_of(x, d.word), address_of(out), args)
+            source, target = address_of(x, d.word), address_of(out)
+            like, bound = WORD_LIKE[d.word], container_bound(n_words, d.word) + SLACK
+            return int(encode_at(encoder, like, source, n_words, target, bound, args, tile))
         ranges = split(n_tiles, threads, shape)
-        (encoder, _), default_args = _functions(self, d.name)
-        args, tile = default_args if args is None else args, TILE_WORDS[d.word]
         words, memory = words_of(x), bytes_of(out)
         directory = memory[: n_tiles * ENTRY].view(np.uint32)  # [n_tiles, 2]
         memory[n_tiles * ENTRY : directory_nbytes] = 0  # equal inputs give equal bytes
@@ -159,41 +160,37 @@ class TiledCodec(Codec):
     ) -> None:
         """See `Codec.decode_flat`."""
         d = word_dtype(out.dtype)
-        _, n_tiles, directory_nbytes = _tiles_of(out.nbytes, d.word)
-        if payload.numel() < directory_nbytes:
-            raise too_short(payload.numel(), n_tiles)
+        n_words, n_tiles, directory_nbytes = _tiles_of(out.nbytes, d.word)
+        nbytes = payload.numel()
+        if nbytes < directory_nbytes:
+            raise CorruptEncodingError(
+                f"encoding of {nbytes} bytes is shorter than its directory of {n_tiles} tiles."
+            )
         if out.is_cuda:
             args = self.cuda_args(d, DEFAULT_KEY).tolist()
             gpu.decode(self.cuda_format, d.word, payload, out, args, cuda_stream(stream))
             return
         if payload.data_ptr() % ALIGN:
             payload = payload.clone()
-        threads = all_threads() if stream is None else stream.threads
+        (_, decoder), args = _functions(self, d.name)
+        tile, threads = TILE_WORDS[d.word], all_threads() if stream is None else stream.threads
         shape = SHAPES.get(f"{self.name}-decode", DEFAULT_SHAPE)
         if threads == 1 or n_tiles < 2 * shape.least:
-            way = _one_thread(self, d.name, out.nbytes)
-            way.decode(address_of(payload), payload.numel(), address_of(out, d.word))
+            source, target, like = address_of(payload), address_of(out, d.word), WORD_LIKE[d.word]
+            self._refuse(decode_at(decoder, like, source, nbytes, target, n_words, args, tile))
             return
-        (_, decoder), args = _functions(self, d.name)
-        tile = TILE_WORDS[d.word]
         words, memory = words_of(out), bytes_of(payload)
 
         def job(_index: int, first: int, last: int) -> int:
             return int(decode_range(decoder, memory, words, args, first, last, tile))
 
         for bad in run_ranges(job, split(n_tiles, threads, shape)):
-            if bad >= 0:
-                raise damaged(self.name, bad)
+            self._refuse(bad)
 
-    def by_address(self, dtype: torch.dtype, nbytes: int, threads: int) -> OneThread | None:
-        """See `Codec.by_address`."""
-        d = word_dtype(dtype)
-        _, n_tiles, _ = _tiles_of(nbytes, d.word)
-        shapes = [SHAPES.get(f"{self.name}-{way}", DEFAULT_SHAPE) for way in ("encode", "decode")]
-        several = any(s.ranges > 1 and n_tiles >= 2 * s.least for s in shapes)
-        if (threads > 1 and several) or not is_flat_of(self, TiledCodec):
-            return None
-        return _one_thread(self, d.name, nbytes)
+    def _refuse(self, tile: int) -> None:
+        # The number of a tile that is no encoding; below 0: there is none.
+        if tile >= 0:
+            raise CorruptEncodingError(f"codec {self.name!r}: tile {tile} is damaged.")
 
 
 NO_ARGS: Final[NDArray[Any]] = np.zeros(1, np.uint64)
@@ -219,13 +216,6 @@ def _tiles_of(nbytes: int, word: int) -> tuple[int, int, int]:
         )
     n_tiles = count_tiles(n_words, word)
     return n_words, n_tiles, directory_bytes(n_tiles)
-
-
-@lru_cache(maxsize=4096)
-def _one_thread(codec: TiledCodec, dtype: str, nbytes: int) -> OneThread:
-    d = DTYPES[dtype]
-    functions, args = _functions(codec, dtype)
-    return OneThread(codec.name, d, _tiles_of(nbytes, d.word), functions, args)
 
 
 @lru_cache(maxsize=256)

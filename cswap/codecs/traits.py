@@ -85,7 +85,6 @@ class CodecTraits:
             that only look for zeros.
         rates_after_zvc: measured speed of ``zvc+`` this codec, by kind of device. Default: derived
             from the rates of both.
-        packages: distributions that write the codec's bytes: another version may write others.
 
     Raises:
         ConfigError: a value is of the wrong type or out of range.
@@ -97,7 +96,6 @@ class CodecTraits:
     rates: Mapping[str, CodecRate] = field(default_factory=dict)
     after_zvc: bool = True
     rates_after_zvc: Mapping[str, CodecRate] = field(default_factory=dict)
-    packages: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.predicted_ratio is not None and not callable(self.predicted_ratio):

@@ -1,7 +1,7 @@
 """The contract of a device: operations that swapping needs of hardware, no more.
 
 There are two kinds. Where host memory is the device's own (a CPU), whoever calls does the work
-(`HostDevice`). A device with a link has streams (`LinkDevice`).
+(`CpuDevice`). A device with a link has streams (`LinkDevice`).
 
 Note [order on a device]
 ~~~~~~~~~~~~~~~~~~~~~~~~
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     import torch
 
-    from cswap.codecs.base import Stream
     from cswap.devices.side_streams import SideStreams
 
 Role = Literal["compute", "codec", "d2h", "h2d"]
@@ -50,7 +49,7 @@ class Device(abc.ABC):
 
     Attributes:
         kind: "cpu" or "cuda".
-        unified: whether host memory is the device's own: a `HostDevice`, else a `LinkDevice`.
+        unified: whether host memory is the device's own: a `CpuDevice`, else a `LinkDevice`.
         ready_bytes: of decoded memory that may wait to be asked for (again).
     """
 
@@ -122,38 +121,6 @@ class Device(abc.ABC):
         Raises:
             MemoryError: the host has no such memory left.
         """
-
-
-class HostDevice(Device):
-    """A device whose memory is the host's: the thread that saves a tensor encodes it."""
-
-    unified = True
-
-    @property
-    @abc.abstractmethod
-    def in_line(self) -> Stream:
-        """For codecs that the computing thread runs itself."""
-
-    @abc.abstractmethod
-    def scratch(self, nbytes: int) -> torch.Tensor:
-        """[>= nbytes] uint8 to encode into; ends with `give_back`.
-
-        Raises:
-            MemoryError: there is none left.
-        """
-
-    @abc.abstractmethod
-    def give_back(self, scratch: torch.Tensor) -> None:
-        """Return scratch memory."""
-
-    @abc.abstractmethod
-    def trim(self, idle_bytes: int) -> None:
-        """Let go of scratch memory that is idle, but for so many bytes."""
-
-    @property
-    @abc.abstractmethod
-    def scratch_bytes(self) -> int:
-        """Bytes of scratch memory, in use and kept for reuse; shared by all engines."""
 
 
 class LinkDevice(Device):

@@ -201,7 +201,7 @@ class SwapEngine:
 
     @property
     def scratch_bytes(self) -> int:
-        """Encoders' working memory, in bytes: of every engine on the same devices together."""
+        """Encoders' working memory that is kept, in bytes."""
         return self._state.lanes.scratch_bytes
 
     def explain(self) -> list[Explanation]:

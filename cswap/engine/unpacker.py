@@ -120,7 +120,6 @@ class Unpacker:
     def _begin_backward(self) -> None:
         # The last tensors of forward often stay, and nothing else is asked for at its peak.
         self._state.backward_is_next = False
-        self._state.lanes.trim_scratch()  # nothing is encoded in backward
         self._counters.begin_backward()
 
     def _begin_with_kept(self) -> None:

@@ -31,7 +31,6 @@ class Finder:
         tolerance: int = 0,
         max_depth: int = DEFAULT_DEPTH,
         max_passes: int = DEFAULT_PASSES,
-        through_unsaved: bool = True,
         products: bool = False,
         keep: Keep | None = None,
         hold: HoldLeaf | None = None,
@@ -42,14 +41,13 @@ class Finder:
             tolerance: of the tensors for errors (0: none): inputs forgive no larger ones.
             max_depth: largest number of operators in a row; each costs time at unpack.
             max_passes: largest number of reads and writes of memory of the tensor's size.
-            through_unsaved: whether intermediate values may be unsaved; see `Formula.unseen`.
             products: whether matrix products and convolutions run again, too.
             keep: makes a packed object of a tensor that autograd holds itself, saved while no hooks
                 were on; None: such tensors are no inputs.
             hold: holds a parameter instead of its cast; None: nobody does.
         """
         rows = Rows(products=products)
-        self._limits = Limits(rows, tolerance, keep, hold, max_depth, max_passes, through_unsaved)
+        self._limits = Limits(rows, tolerance, keep, hold, max_depth, max_passes)
         self._keep, self._hold = keep, hold
 
     def find(self, tensor: torch.Tensor, expected: Formula | None = None) -> Remat | None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import abc
 import enum
-from functools import lru_cache
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
@@ -114,7 +113,7 @@ class Read(NamedTuple):
     what: What
     node: int
     name: Any
-    found: object = None
+    found: Any = None
 
 
 class Reader:
@@ -129,13 +128,18 @@ class Reader:
     def _note(self, what: What, node: Any, name: Any, found: object = None) -> None:
         self.reads.append(Read(what, self._numbers[id(node)], name, found))
 
+    def _look(self, what: What, node: Any, name: Any) -> Any:
+        found = LOOKS[what](node, name)
+        self._note(what, node, name, found)
+        return found
+
     def below(self, node: Any, edge: int) -> tuple[Any, int]:
-        """The node at an edge, None if there is none, and the number of its output."""
-        below, number = node.next_functions[edge]
-        self._note(What.BELOW, node, edge, (type(below), number))
-        self._numbers[id(below)] = len(self._nodes)
-        self._nodes.append(below)
-        return below, number
+        """See `below`."""
+        found, number = below(node, edge)
+        self._note(What.BELOW, node, edge, (type(found), number))
+        self._numbers[id(found)] = len(self._nodes)
+        self._nodes.append(found)
+        return found, number
 
     @property
     def last(self) -> int:
@@ -149,35 +153,33 @@ class Reader:
 
     def argument(self, node: Any, name: str) -> object:
         """A saved argument that is not a tensor."""
+        self._look(What.ARGUMENT, node, f"_saved_{name}")
         found = getattr(node, f"_saved_{name}")
-        self._note(What.ARGUMENT, node, f"_saved_{name}", found)
         if type(found) is tuple:
             return tuple([_signed(n) for n in found])
         return _signed(found)
 
     def output(self, node: Any, number: int) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
         """Dtype, device and sizes of a node's output."""
-        found = _output(node, number)
-        self._note(What.OUTPUT, node, number, found)
+        found: tuple[torch.dtype, torch.device, tuple[int, ...]]
+        found = self._look(What.OUTPUT, node, number)
         return found
 
     def variable(self, node: Any) -> tuple[torch.dtype, torch.device] | None:
         """Dtype and device of the leaf whose gradient a node adds up; None: it is another node."""
-        found = _variable(node)
-        self._note(What.VARIABLE, node, "variable", found)
+        found: tuple[torch.dtype, torch.device] | None = self._look(What.VARIABLE, node, "variable")
         return found
 
     def slot(self, node: Any, name: str) -> object:
         """The packed object of a saved tensor; None: the slot is empty or was freed."""
-        packed = getter(f"_raw_saved_{name}.data")(node)
+        packed = slot(node, f"_raw_saved_{name}")
         if packed is None:
-            self._note(What.EMPTY, node, f"_raw_saved_{name}")
+            self._look(What.EMPTY, node, f"_raw_saved_{name}")
         return packed
 
     def length(self, node: Any, name: str) -> None:
         """Note how many slots a list of them has."""
-        name = f"_raw_saved_{name}"
-        self._note(What.LENGTH, node, name, _length(node, name))
+        self._look(What.LENGTH, node, f"_raw_saved_{name}")
 
     def take_input(self, node: Any, name: str, facts: tuple[int, int], index: int) -> None:
         """Note that the object in a slot is an input. Args: facts: see `facts_of`."""
@@ -190,7 +192,7 @@ class Reader:
     def constant(self, node: Any, name: str) -> complex:
         """The number in a slot."""
         self._note(What.CONSTANT, node, f"_raw_saved_{name}")
-        return constant(getter(f"_raw_saved_{name}.data")(node))
+        return constant(slot(node, f"_raw_saved_{name}"))
 
     def leaf(self, node: Any, nbytes: int) -> torch.Tensor:
         """A copy of a leaf. Args: nbytes: of the tensor that is to be computed."""
@@ -226,61 +228,58 @@ def constant(packed: object) -> complex:
     return packed.item()  # type: ignore[no-any-return,attr-defined] # see `is_number`
 
 
-@lru_cache(maxsize=1 << 10)
-def getter(path: str) -> Callable[[Any], Any]:
-    """Reads an attribute of a node, or of an item of a list of slots.
+def below(node: Any, edge: int) -> tuple[Any, int]:
+    """The node at an edge, None if there is none, and the number of its output."""
+    found, number = node.next_functions[edge]
+    return found, number
 
-    Such a list raises AttributeError where it is shorter, or where the node was freed.
+
+def slot(node: Any, name: str) -> Any:
+    """The packed object of a saved tensor; None: the slot is empty or was freed.
 
     Args:
-        path: ``"_raw_saved_self.data"``, ``"_raw_saved_indices[1].data"``.
+        node: that saved it.
+        name: of the attribute, ``"_raw_saved_self"``, or of an item of a list of slots,
+            ``"_raw_saved_indices[1]"``.
+
+    Raises:
+        AttributeError: there is no such slot.
     """
-    name, is_item, rest = path.partition("[")
+    return (_item(node, name) if "[" in name else getattr(node, name)).data
+
+
+def _item(node: Any, name: str) -> Any:
+    name, is_item, number = name.partition("[")
     if not is_item:
-        return attrgetter(path)
-    number, _, attribute = rest.partition("]")
-
-    def get(node: Any) -> Any:
-        try:
-            item = getattr(node, name)[int(number)]
-        except (RuntimeError, IndexError) as error:
-            raise AttributeError(path) from error
-        return getattr(item, attribute[1:]) if attribute else item
-
-    return get
-
-
-def _length(node: Any, name: str) -> int:
+        return getattr(node, name)
     try:
-        return len(getattr(node, name))
-    except RuntimeError as error:  # it was freed
-        raise AttributeError(name) from error
+        return _list(node, name)[int(number[:-1])]
+    except IndexError:
+        raise AttributeError(name) from None
 
 
-def saved_name(slot: str) -> str:
-    """The attribute that holds a slot's tensor.
-
-    >>> saved_name("_raw_saved_self")
-    '_saved_self'
-    """
-    return slot.removeprefix("_raw")
+def _list(node: Any, name: str) -> Any:
+    try:
+        return getattr(node, name)
+    except RuntimeError:  # it was freed
+        raise AttributeError(name) from None
 
 
-def plain(node: Any, slot: str, keep: Keep) -> Packed:
+def plain(node: Any, name: str, keep: Keep) -> Packed:
     """The packed object of a tensor that autograd holds itself.
 
     Args:
         node: that saved it.
-        slot: name of the attribute, ``"_raw_saved_..."``.
+        name: see `slot`.
         keep: makes the object.
 
     Raises:
         NotFoundError: hooks have packed it, or it was modified in place since.
     """
-    if getter(f"{slot}.unpack_hook")(node) is not None:
+    if _item(node, name).unpack_hook is not None:
         raise NotFoundError
     try:
-        tensor = getter(saved_name(slot))(node)  # compares versions
+        tensor = _item(node, name.removeprefix("_raw"))  # compares versions
     except RuntimeError:
         raise NotFoundError from None
     if type(tensor) not in PLAIN or tensor.layout is not torch.strided:
@@ -334,14 +333,16 @@ def _output(node: Any, number: int) -> tuple[torch.dtype, torch.device, tuple[in
     return found.dtype, found.device, tuple(found.shape)
 
 
-def _variable(node: Any, _: str = "") -> tuple[torch.dtype, torch.device] | None:
+def _variable(node: Any, _: str) -> tuple[torch.dtype, torch.device] | None:
     found = getattr(node, "variable", None)
     return None if found is None else (found.dtype, found.device)
 
 
 LOOKS: Final[dict[What, Callable[[Any, Any], object]]] = {
+    What.ARGUMENT: lambda node, name: repr(getattr(node, name)),  # 1 is not 1.0, nor 0.0 -0.0
     What.OUTPUT: _output,
     What.VARIABLE: _variable,
-    What.LENGTH: _length,
+    What.EMPTY: lambda node, name: slot(node, name) is None,
+    What.LENGTH: lambda node, name: len(_list(node, name)),
 }
-"""Reads of a node that are no attributes of it."""
+"""Reads of which nothing is kept: another tensor is to have the same there."""

@@ -93,8 +93,6 @@ class Formula:
         layout: layout of the result.
         depth: number of operators in a row, including those that compute the inputs again.
         passes: approximate number of reads and writes of memory of the result's size.
-        unseen: number of intermediate values that no operator saved. A write into them that
-            autograd does not see cannot be detected, see `Remat.agrees`.
         version: autograd's version of the tensor when it was saved.
         root: type of the node that made it.
         recognition: of another tensor that it computes again.
@@ -107,7 +105,6 @@ class Formula:
     layout: Layout
     depth: int
     passes: int
-    unseen: int
     version: int
     root: type
     recognition: Recognition

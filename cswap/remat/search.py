@@ -10,7 +10,7 @@ like any other. A tensor is the result of its node if three conditions hold:
   moment, or its node has written in place and nobody else has. An address proves nothing, because
   it is reused after a tensor is freed.
 * The inputs have their values of that time. For saved inputs this holds, because their unpack
-  compares versions. Unsaved inputs are computed again themselves, and `Formula.unseen` counts them.
+  compares versions. Unsaved inputs are computed again themselves.
 * The result has memory of its own, from the first byte of a storage to the last.
 
 Note [an operator that clones what it overwrites]
@@ -71,7 +71,6 @@ class Limits:
     hold: HoldLeaf | None
     max_depth: int
     max_passes: int
-    through_unsaved: bool
 
 
 class Rows:
@@ -137,7 +136,7 @@ class Search:
         self._version = base._version  # noqa: SLF001
         self._chain = Chain()
         self._read = Reader(node)
-        self._unseen = self._passes = 0
+        self._passes = 0
         self._product = False
 
     def remat(self, row: Operator | View) -> Remat:
@@ -152,14 +151,11 @@ class Search:
         value = self._made_by(node, 0, row, self._layout.strides, 0)
         if not value.computed or self._version > value.depth:
             raise NotFoundError
-        if self._unseen and not self._limits.through_unsaved:
-            raise NotFoundError
         formula = Formula(
             self._chain.steps(),
             self._layout,
             value.depth,
             self._passes,
-            self._unseen,
             self._version,
             type(node),
             Recognition(self._read.reads),
@@ -278,7 +274,6 @@ class Search:
         for number in holder.path:
             node, _ = read.below(node, number)
         read.same(node, holder.edge, wanted)
-        self._unseen += 1
         return self._held(node, holder.slot, read.slot(node, holder.slot))
 
     def _value(self, node: Any, number: int, strides: tuple[int, ...] | None, level: int) -> Value:
@@ -287,7 +282,6 @@ class Search:
             raise NotFoundError
         name = type(node).__name__
         if name == "AccumulateGrad":
-            self._unseen += 1
             return self._chain.add_constant(self._read.leaf(node, self._layout.nbytes))
         slot = RESULT_SLOTS.get(name)
         if slot is not None and number == 0:
@@ -297,10 +291,6 @@ class Search:
         row = self._limits.rows.of(node)
         if row is None or (number and isinstance(row, Operator)):
             raise NotFoundError
-        if isinstance(row, Operator) and not (level == 1 and self._version == 1):
-            # At version 1 only the operator itself has written, in place. So its argument had the
-            # computed value.
-            self._unseen += 1
         return self._made_by(node, number, row, strides, level)
 
     def _held(self, node: Any, slot: str, packed: object) -> Value:

@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 from cswap.testing.battery import check_codec
-from cswap.testing.golden import check_golden, write_golden
 from cswap.testing.strategies import TensorSpec, specs, tensors
 
-__all__ = ["TensorSpec", "check_codec", "check_golden", "specs", "tensors", "write_golden"]
+__all__ = ["TensorSpec", "check_codec", "specs", "tensors"]

@@ -29,14 +29,14 @@ cswap.get_codec("bitpack").encode(x)
 """
 
 
-def test_each_codec_is_a_step_and_then_profiler_and_planner():
-    assert list(warm.steps(["raw"])) == ["raw", "profiler", "planner"]
+def test_each_codec_is_a_step_and_then_the_profiler():
+    assert list(warm.steps(["raw"])) == ["raw", "profiler"]
     assert {"zvc", "int8", "zvc+int8"} <= set(warm.names())
 
 
 @pytest.mark.slow  # `make test` does it where no kernels are compiled
 def test_processes_share_the_work():
-    assert sorted(warm.steps(["raw"], jobs=2)) == ["planner", "profiler", "raw"]
+    assert sorted(warm.steps(["raw"], jobs=2)) == ["profiler", "raw"]
 
 
 def test_an_unknown_codec_is_refused_before_anything_is_compiled():
@@ -44,8 +44,8 @@ def test_an_unknown_codec_is_refused_before_anything_is_compiled():
     assert isinstance(result.exception, UnknownCodecError)
 
 
-def test_a_dtype_alone_and_no_planner():
-    assert list(warm.steps(["raw"], dtypes=[torch.float32], planner=False)) == ["raw", "profiler"]
+def test_a_dtype_alone():
+    assert list(warm.steps(["raw"], dtypes=[torch.float32])) == ["raw", "profiler"]
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_ones():

@@ -18,6 +18,7 @@ from cswap.codecs.registry import get_codec, list_codecs, register_codec
 from cswap.codecs.traits import CodecTraits
 from cswap.errors import ConfigError, CorruptEncodingError, CswapError, UnsupportedError
 from cswap.testing import check_codec
+from tests.codecs.golden_files import check_golden, write_golden
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -58,7 +59,8 @@ def keeps_the_contract(name, examples):
         if isinstance(error.__cause__, ImportError):
             pytest.skip(str(error))
         raise
-    check_codec(codec, examples=examples, error_bound=BOUNDS.get(name), golden=GOLDEN)
+    check_codec(codec, examples=examples, error_bound=BOUNDS.get(name))
+    check_golden(codec, GOLDEN)
 
 
 @pytest.mark.parametrize("name", ON_A_CPU)
@@ -399,8 +401,6 @@ def test_codec_that_is_not_registered_is_told_how():
 
 @pytest.mark.parametrize("damage", ["input", "stream", "decoded", "gone"])
 def test_golden_files_that_differ_are_found(damage, tmp_path):
-    from cswap.testing import check_golden, write_golden
-
     codec = get_codec("raw")
     folders = write_golden(codec, tmp_path)
     assert len(folders) == 5
@@ -422,8 +422,6 @@ def test_golden_files_that_differ_are_found(damage, tmp_path):
 
 @pytest.mark.parametrize("dtype", ["float64", "float8_e5m2", "complex64"])
 def test_a_codec_of_other_dtypes_has_golden_files_of_its_first(dtype, tmp_path):
-    from cswap.testing import check_golden, write_golden
-
     class Other(Broken):
         def supports(self, given, device="cpu"):
             return given in (getattr(torch, dtype), torch.uint8)

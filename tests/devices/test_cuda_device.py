@@ -548,23 +548,6 @@ def test_decode_passes_what_the_kernels_signature_wants(launcher):
     assert values[4:n_args] == [100, int(out.data_ptr() % 16 == 0), 0, 0, 0, 0]
 
 
-def test_the_profiler_passes_what_its_kernel_wants(launcher, monkeypatch):
-    gpu, launched = launcher
-    from cswap_kernels.cuda import formats
-    from cswap_kernels.profile import N_COUNTS
-
-    assert gpu.N_COUNTS == N_COUNTS
-    monkeypatch.setattr(gpu.torch, "empty", lambda *a, pin_memory, **k: torch.empty(*a, **k), False)
-    x = torch.zeros(1 << 20)
-    assert gpu.profile(x, 4, 64, 64, (8, 23, 0, 0x7F7FFFFF, -1)).tolist() == [0] * N_COUNTS
-    (function, _, _), values = launched
-    assert function == (b"code", b"entry of profile-4-sample")
-    assert len(values) == len(formats.kernel("profile", 4, "sample")[1].args)
-    assert values[0] == x.data_ptr()
-    assert values[2:10] == [1 << 20, 64, 64, 1 << 14, 8, 23, 0, 0x7F7FFFFF]
-    assert values[10] == (1 << 64) - 1
-
-
 def test_a_size_that_is_let_go_unread_is_not_used_again():
     from cswap.codecs.pinned_sizes import SizePool
 

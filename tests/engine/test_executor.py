@@ -24,11 +24,10 @@ from cswap.engine.transfer.device_lanes import make_executor
 from cswap.engine.transfer.handle import LEGAL, State
 from cswap.engine.transfer.stored import Stored
 from cswap.errors import CorruptEncodingError, InternalError
-from cswap.pool import Allowance
+from cswap.pool import Allowance, BufferPool
 from cswap.stats.counters import Counters
 from cswap.stats.stats import CodecStats
 from cswap.stores.disk import DiskStore
-from cswap.stores.host import HostStore
 from tests.devices.sim import SimDevice
 
 if TYPE_CHECKING:
@@ -67,7 +66,7 @@ class Bench:
         self.device = device
         self.counters = Counters()
         self.reclaimer = Reclaimer(self.counters)
-        self.host = HostStore(device.host_memory, allowance=Allowance(limit))
+        self.host = BufferPool(device.host_memory, allowance=Allowance(limit))
         self.disk = disk
         self.executor = make_executor(
             device,

@@ -19,12 +19,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 import cswap
 from cswap.codecs import registry
-from cswap.config import SwapConfig
-from cswap.devices.cpu import IDLE_SCRATCH_BYTES, CpuDevice
-from cswap.engine.engine import SwapEngine
 from cswap.engine.saved import reclaim
 from cswap.engine.transfer.stored import Stored
-from cswap.hooks import Swapping
 from cswap.stats.counters import Counters
 
 MIB = 1 << 20
@@ -106,20 +102,6 @@ def test_the_thread_keeps_no_engine_alive_between_two_looks(monkeypatch):
     monkeypatch.setattr(thread._stopping, "wait", wait)
     thread._run()
     assert waits == [False, True]
-
-
-def test_encoders_memory_is_gone_when_backward_begins():
-    net, x, seen = layers(3), torch.randn(512, 256), []
-    # A device of its own: engines of one device share its scratch memory.
-    engine = SwapEngine(SwapConfig(codec="zvc", min_bytes=0), device=CpuDevice())
-    with Swapping(engine):
-        engine.begin_step()
-        loss = net(x).sum()
-        assert engine.stats.swapped > 0
-        assert engine.scratch_bytes <= IDLE_SCRATCH_BYTES
-        net[0].weight.register_hook(lambda _: seen.append(engine.scratch_bytes))
-        loss.backward()
-    assert seen == [0]
 
 
 def test_memory_that_was_not_swapped_goes_with_the_graph_at_once():

@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 import cswap
-from cswap.devices.cpu import cpu_device
 from cswap.engine.transfer.handle import Handle
 
 STEPS = 2000
@@ -40,7 +39,6 @@ def held(engine):
         "tensors": sum(type(o) is torch.Tensor and o.numel() > 0 for o in gc.get_objects()),
         "threads": threading.active_count(),
         "descriptors": len(list(Path("/proc/self/fd").iterdir())),
-        "scratch": cpu_device()._scratch.in_use_bytes,
     }
 
 

@@ -126,8 +126,7 @@ def test_memory_that_is_refused_in_forward_costs_no_gradient(
 
         return run
 
-    for name in ("scratch", "host_memory"):
-        monkeypatch.setattr(CudaDevice, name, refusing(getattr(CudaDevice, name)))
+    monkeypatch.setattr(CudaDevice, "host_memory", refusing(CudaDevice.host_memory))
     with cswap.install(net, codec="zvc", min_bytes=0) as handle:
         for _ in range(5):
             in_forward.set()

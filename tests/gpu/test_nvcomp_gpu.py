@@ -13,7 +13,7 @@ import cswap
 from cswap.advisor.candidates import foretold_ratio
 from cswap.codecs.base import DEFAULT_KEY, Encoding
 from cswap.codecs.layout import torch_dtype
-from cswap.codecs.nvcomp_library import CHUNK_BYTES, SCRATCH, missing
+from cswap.codecs.nvcomp_library import CHUNK_BYTES, missing
 from cswap.codecs.registry import NVCOMP, get_codec
 from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
 from cswap.profiler import profile
@@ -182,10 +182,9 @@ def test_nothing_waits_on_the_way(name, device, stream):
 
 
 @pytest.mark.parametrize("name", LOSSLESS)
-def test_scratch_is_torchs_and_counted(name, device):
+def test_scratch_is_torchs(name, device):
     codec = get_codec(name)
     x = like_training("float32", 8_000_000, 0.5).to(device)
-    before, SCRATCH._peak_bytes = SCRATCH.in_use_bytes, SCRATCH.in_use_bytes
     torch.cuda.synchronize()
     free, _ = torch.cuda.mem_get_info()
     reserved = torch.cuda.memory_reserved()
@@ -195,8 +194,6 @@ def test_scratch_is_torchs_and_counted(name, device):
     taken = free - torch.cuda.mem_get_info()[0]
     # What the device has less, torch has more: nvCOMP keeps no pool of its own.
     assert taken <= torch.cuda.memory_reserved() - reserved + (64 << 20)
-    if name in ("nvcomp-gdeflate", "nvcomp-deflate"):
-        assert SCRATCH.peak_bytes - before >= x.nbytes
 
 
 def test_several_threads_and_streams(device):

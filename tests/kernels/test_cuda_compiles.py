@@ -74,12 +74,3 @@ def check_kernel(name, word, direction, architectures):
         assert made.local_bytes == 0
         assert 0 < made.shared_bytes <= MAX_SHARED_BYTES
         assert made.registers <= 64
-
-
-@pytest.mark.parametrize("word", [4, *(pytest.param(w, marks=pytest.mark.slow) for w in (1, 2, 8))])
-def test_the_profilers_kernel_compiles_for_every_architecture(word):
-    from cswap_kernels.cuda.profile import profile_kernel, profile_signature
-
-    ptx = compiler.compile_ptx(profile_kernel(word), profile_signature(word))
-    assert ".local" not in ptx
-    assert all(made.local_bytes == 0 for made in linked(ptx, compiler.ARCHITECTURES))

@@ -62,7 +62,7 @@ class Again(Packed):
         return out
 
 
-FORMULAS: Final[defaultdict[tuple[int, int, bool, bool], deque[Formula]]] = defaultdict(
+FORMULAS: Final[defaultdict[tuple[int, int, bool], deque[Formula]]] = defaultdict(
     lambda: deque(maxlen=8)
 )
 """What was found last within the same limits, by this test and by others: every tensor is looked
@@ -77,7 +77,7 @@ def assert_same(a: Remat, b: Remat) -> None:
         [step.constants for step in its.steps]
     )  # 0.0 is not -0.0
     assert (mine.layout, mine.version, mine.root) == (its.layout, its.version, its.root)
-    assert (mine.depth, mine.passes, mine.unseen) == (its.depth, its.passes, its.unseen)
+    assert (mine.depth, mine.passes) == (its.depth, its.passes)
     assert all(x is y for x, y in zip(a.inputs, b.inputs, strict=True))
     for x, y in zip(a.constants, b.constants, strict=True):
         assert type(x) is type(y)
@@ -143,7 +143,7 @@ class Engine:
         assert self.finder is not None
         limits = self.finder._limits
         products = limits.rows._products
-        known = FORMULAS[limits.max_depth, limits.max_passes, limits.through_unsaved, products]
+        known = FORMULAS[limits.max_depth, limits.max_passes, products]
         if remat is not None:
             known.append(remat.formula)
         for formula in known:

@@ -119,7 +119,7 @@ def test_a_constant_may_be_further_away_than_the_inputs():
     layout = Layout.of(torch.zeros(2))
     steps = (Step("cast", never, (1,), ()), Step("addmm", never, (2, 0), ()))
     recognition: Any = None
-    formula = Formula(steps, layout, 2, 4, 0, 0, object, recognition, product=True)
+    formula = Formula(steps, layout, 2, 4, 0, object, recognition, product=True)
     remat = Remat(formula, (object(),), (torch.zeros(1),), Settings.current(product=True))
     assert remat.distances == (1,)
     assert remat.own_depth == 2

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from cswap.devices.base import HostDevice, LinkDevice
+from cswap.devices.base import LinkDevice
 from cswap.devices.cpu import cpu_device
 from cswap.devices.freed_memory import FreedMemory
 from cswap.engine.transfer.disk_queue import DiskQueue
@@ -15,9 +15,8 @@ from cswap.engine.transfer.host_executor import HostExecutor
 from cswap.engine.transfer.link_executor import LinkExecutor
 from cswap.engine.transfer.resources import Resources
 from cswap.errors import ConfigError, InternalError, UnsupportedError
-from cswap.pool import Allowance
+from cswap.pool import Allowance, BufferPool
 from cswap.stores.disk import DiskStore
-from cswap.stores.host import HostStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,7 +79,7 @@ class Lane:
     ) -> None:
         # Where the host's memory is the device's, memory that backward gives free must come free.
         idle_share = UNIFIED_IDLE_SHARE if device.unified else 1.0
-        self.host = HostStore(
+        self.host = BufferPool(
             device.host_memory,
             idle_share,
             allowance,
@@ -142,7 +141,6 @@ class Lane:
         """Keep no more than so many bytes for reuse in a pool."""
         if self.device.unified:
             self.host.trim(idle_bytes)
-            self._trim_scratch(idle_bytes)
         if self.executor.link is not None:
             self.executor.link.trim()
 
@@ -151,19 +149,9 @@ class Lane:
         if self._freed is not None:
             self._freed.backward_ended()
 
-    def trim_scratch(self) -> None:
-        """Keep no idle encoders' memory, where it is the memory that backward decodes into."""
-        self._trim_scratch(0)
-
-    def _trim_scratch(self, idle_bytes: int) -> None:
-        if isinstance(self.device, HostDevice):
-            self.device.trim(idle_bytes)
-
     @property
     def scratch_bytes(self) -> int:
         """See `Lanes.scratch_bytes`."""
-        if isinstance(self.device, HostDevice):
-            return self.device.scratch_bytes
         return 0 if self.executor.link is None else self.executor.link.scratch_bytes
 
     def close(self) -> None:
@@ -171,7 +159,6 @@ class Lane:
         if self.executor.link is not None:
             self.executor.link.close()
         self.host.close()
-        self._trim_scratch(0)
         if self._freed is not None:
             self._freed.release()
 
@@ -255,11 +242,6 @@ class Lanes:
         for lane in self._made():
             lane.backward_ended()
 
-    def trim_scratch(self) -> None:
-        """See `Lane.trim_scratch`."""
-        for lane in self._made():
-            lane.trim_scratch()
-
     def close(self) -> None:
         """Keep nothing for reuse."""
         for lane in self._made():
@@ -317,7 +299,7 @@ class Lanes:
 
 def make_executor(
     device: Device,
-    host: HostStore,
+    host: BufferPool,
     disk: DiskStore | None,
     counters: Counters,
     watch: Callable[[Stored, Free], None],

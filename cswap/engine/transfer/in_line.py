@@ -69,10 +69,9 @@ class InLine:
             self._store(stored, x, x.nbytes)
         else:
             bound = checked_bound(codec, x.dtype, x.numel())
-            scratch = self._device.scratch(bound)
+            scratch = self._device.host_memory(bound)
             size = codec.encode_flat(x, scratch, key=key, stream=self._stream)
             self._store(stored, scratch, checked_size(codec, size, bound))
-            self._device.give_back(scratch)
         if stored.checked == "source":
             stored.checksum = checksum(x)
         self._watch(stored, self._free)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from cswap.codecs.layout import bytes_of
-from cswap.devices.base import HostDevice, LinkDevice
+from cswap.devices.base import LinkDevice
+from cswap.devices.cpu import CpuDevice
 from cswap.errors import CorruptEncodingError, InternalError, to_raise
 
 if TYPE_CHECKING:
@@ -19,9 +20,9 @@ if TYPE_CHECKING:
     from cswap.devices.base import Device
     from cswap.engine.transfer.disk_queue import DiskQueue
     from cswap.engine.transfer.stored import Free, Stored
+    from cswap.pool import BufferPool
     from cswap.stats.counters import Counters
     from cswap.stores.disk import DiskStore
-    from cswap.stores.host import HostStore
 
 DAMAGED: Final = "verify: a tensor encoded by {} to {} bytes came back changed."
 
@@ -46,7 +47,7 @@ class Resources:
     """
 
     device: Device
-    host: HostStore
+    host: BufferPool
     disk: DiskStore | None
     files: DiskQueue | None
     counters: Counters
@@ -65,9 +66,9 @@ class Resources:
         return self.device
 
     @property
-    def on_host(self) -> HostDevice:
+    def on_host(self) -> CpuDevice:
         """The device, for those who know that its memory is the host's."""
-        if not isinstance(self.device, HostDevice):
+        if not isinstance(self.device, CpuDevice):
             raise InternalError(f"there is a link to the {self.device.kind}'s own memory")
         return self.device
 

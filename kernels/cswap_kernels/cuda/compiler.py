@@ -103,17 +103,6 @@ def link(ptx: str, architecture: int, *, lines: bool = False) -> Cubin:
 
 
 @cache
-def fingerprint() -> str:
-    """Digest of everything that the machine code depends on: `sources`, and what compiles them."""
-    from importlib.metadata import version
-
-    digest = hashlib.sha256(sources().encode())
-    for package in ("numba-cuda", "numba", "cuda-core"):
-        digest.update(version(package).encode())
-    return digest.hexdigest()[:16]
-
-
-@cache
 def sources() -> str:
     """Digest of the files that kernels are made of."""
     digest, here = hashlib.sha256(), Path(__file__).parent

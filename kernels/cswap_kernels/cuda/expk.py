@@ -21,7 +21,6 @@ from cswap_kernels.cuda.expk_bfloat16 import BFLOAT16
 from cswap_kernels.cuda.expk_decode import decoder
 from cswap_kernels.cuda.expk_float16 import FLOAT16
 from cswap_kernels.cuda.expk_float32 import FLOAT32
-from cswap_kernels.cuda.expk_float64 import FLOAT64
 from cswap_kernels.cuda.expk_measure import measurer
 from cswap_kernels.cuda.expk_write import writer
 from cswap_kernels.cuda.warps import WORD_TYPES
@@ -30,11 +29,7 @@ if TYPE_CHECKING:
     from cswap_kernels.cuda.container import TileFunctions
     from cswap_kernels.cuda.expk_layout import Layout
 
-LAYOUTS: Final[dict[int, tuple[Layout, ...]]] = {
-    2: (BFLOAT16, FLOAT16),
-    4: (FLOAT32,),
-    8: (FLOAT64,),
-}
+LAYOUTS: Final[dict[int, tuple[Layout, ...]]] = {2: (BFLOAT16, FLOAT16), 4: (FLOAT32,)}
 """Layouts of words of so many bytes."""
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from numba import cuda, int32, uint8, uint32
 
 from cswap_kernels.cuda.expk_escapes import cut_masks, escape_access
-from cswap_kernels.cuda.expk_layout import NO_CODE, exponent_access, sections
+from cswap_kernels.cuda.expk_layout import NO_CODE, sections
 from cswap_kernels.cuda.planes import parts_bytes, whole_groups
 from cswap_kernels.cuda.primitives import as_u8, as_u32
 from cswap_kernels.cuda.quads import FLAGS, every, gathered_flags, get_fields, halves
@@ -28,10 +28,8 @@ def get_header(src):
 
 def decoder(layout: Layout, narrow: Any) -> Any:
     """`decode` for one layout of words of the type ``narrow``; contract: container.py."""
-    rows, rest_bits, wide = layout.rows, layout.rest_bits, layout.wide
-    field, exponent_bytes = (1 << layout.exponent_bits) - 1, layout.exponent_bytes
+    rows, rest_bits, field = layout.rows, layout.rest_bits, (1 << layout.exponent_bits) - 1
     _, _, _, join = layout.functions
-    spread_out, _ = exponent_access(layout)
     _, get_escapes = escape_access(layout, narrow)
 
     @cuda.jit(device=True)
@@ -51,8 +49,7 @@ def decoder(layout: Layout, narrow: Any) -> Any:
         # (the largest exponent, the code of exponent 0, to find the code to escape) of `get_eight`.
         escape = int32(int32(int32(1) << k) - int32(1))
         zero = int32(escape - int32(1)) if zero_code != int32(0) else int32(NO_CODE)
-        zero_quad = uint32(zero) if wide else every(zero)
-        return spread_out(high), zero_quad, every(int32(int32(128) - escape))
+        return every(high), every(zero), every(int32(int32(128) - escape))
 
     @cuda.jit(device=True)
     def get_words(src, x, n, masks, k, p):
@@ -79,7 +76,7 @@ def decoder(layout: Layout, narrow: Any) -> Any:
         escapes = int32(count)
         _, codes_at = sections(n, int32(rows), int32(rest_bits))
         at = int32(codes_at + parts_bytes(n, k))
-        if high > int32(field) or nbytes != int32(at + int32(escapes * int32(2 + exponent_bytes))):
+        if high > int32(field) or nbytes != int32(at + int32(escapes * int32(3))):
             return int32(-1)
         masks = as_u8(tmp)
         get_words(src, x, n, masks, k, coding(k, zero_code, high))

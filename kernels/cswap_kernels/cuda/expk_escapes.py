@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from numba import cuda, int32, uint8, uint16, uint32, uint64
+from numba import cuda, int32, uint8, uint16, uint32
 
 from cswap_kernels.cuda.planes import whole_groups
 from cswap_kernels.cuda.primitives import as_u16
@@ -63,39 +63,29 @@ def exponent_bytes_access(layout: Layout, narrow: Any) -> tuple[Any, Any]:
     """
     mantissa_bits, field = layout.mantissa_bits, (1 << layout.exponent_bits) - 1
     others = ~(field << mantissa_bits) & ((1 << narrow.bitwidth) - 1)
-    of_words = uint64 if narrow is uint64 else uint32  # is computed with
-    wide = layout.wide
 
     @cuda.jit(device=True)
     def put(dst, at, word):
-        exponent = of_words(of_words(word) >> of_words(mantissa_bits))
-        exponent = uint32(of_words(exponent & of_words(field)))
-        dst[at] = uint8(uint32(exponent & uint32(255)))
-        if wide:
-            dst[int32(at + int32(1))] = uint8(uint32(exponent >> uint32(8)))
+        exponent = uint32(uint32(word) >> uint32(mantissa_bits))
+        dst[at] = uint8(uint32(exponent & uint32(field)))
 
     @cuda.jit(device=True)
     def get(src, at, word):
-        exponent = uint32(src[at])
-        if wide:
-            upper = uint32(src[int32(at + int32(1))])
-            exponent = uint32(exponent | uint32(upper << uint32(8)))
-        exponent = of_words(uint32(exponent & uint32(field)))
-        kept = of_words(of_words(word) & of_words(others))
-        return narrow(of_words(kept | of_words(exponent << of_words(mantissa_bits))))
+        exponent = uint32(uint32(src[at]) & uint32(field))
+        kept = uint32(uint32(word) & uint32(others))
+        return narrow(uint32(kept | uint32(exponent << uint32(mantissa_bits))))
 
     return put, get
 
 
 def escape_access(layout: Layout, narrow: Any) -> tuple[Any, Any]:
-    """(put, get) of all escapes of a tile: positions (u16), then exponents (u8, or u16), in order.
+    """(put, get) of all escapes of a tile: positions (u16), then exponents (u8), in order.
 
     put(x, n, dst, at, escapes, tmp)
         Write them from byte ``at`` on.
     get(x, n, src, at, escapes, tmp) -> i32
         Put their exponents into words of x. 1 if positions or the count are wrong, else 0.
     """
-    exponent_bytes = layout.exponent_bytes
     put_exponent, with_exponent = exponent_bytes_access(layout, narrow)
 
     @cuda.jit(device=True)
@@ -107,10 +97,10 @@ def escape_access(layout: Layout, narrow: Any) -> tuple[Any, Any]:
             while mask != uint32(0):
                 i, mask = first_word(base, mask)
                 positions[int32(int32(at >> int32(1)) + j)] = uint16(i)
-                put_exponent(dst, int32(exponents + int32(j * int32(exponent_bytes))), x[i])
+                put_exponent(dst, int32(exponents + j), x[i])
                 j = int32(j + int32(1))
             at = int32(at + int32(total << int32(1)))
-            exponents = int32(exponents + int32(total * int32(exponent_bytes)))
+            exponents = int32(exponents + total)
             base = int32(base + int32(cuda.blockDim.x))
 
     @cuda.jit(device=True)
@@ -126,7 +116,7 @@ def escape_access(layout: Layout, narrow: Any) -> tuple[Any, Any]:
                 if good:
                     good = int32(positions[int32(int32(at >> int32(1)) + j)]) == i
                 if good:
-                    place = int32(exponents + int32(j * int32(exponent_bytes)))
+                    place = int32(exponents + j)
                     x[i] = with_exponent(src, place, x[i])
                 else:
                     wrong = int32(1)

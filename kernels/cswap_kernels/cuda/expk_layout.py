@@ -6,8 +6,8 @@ For each layout of a float's bits a module has device functions (expk_bfloat16.p
         The largest exponent of eight words of x, the i-th eight.
     distances(x, i, high, marks) -> two quads (quads.py)
         By how much the exponent of each of them lies below the largest one of the tile: at most
-        254, and 255 for exponent 0. high: `every` of the largest exponent, or that exponent itself
-        where `Layout.wide` says so; marks: FULL if exponent 0 is told from the others, else 0.
+        254, and 255 for exponent 0. high: `every` of the largest exponent; marks: FULL if exponent
+        0 is told from the others, else 0.
     put_rest(x, i, dst, row) -> u64
         Write the whole bytes of sign and mantissa: rows of ``row`` bytes. The bits that are left.
     join(src, row, j, codes, rest, high, zero, x, i)
@@ -24,8 +24,8 @@ from typing import Any, Final
 from numba import cuda, int32, uint32
 
 from cswap_kernels.cuda.planes import parts_bytes
-from cswap_kernels.cuda.primitives import FULL, unsigned
-from cswap_kernels.cuda.quads import FLAGS, LOW, every, full
+from cswap_kernels.cuda.primitives import unsigned
+from cswap_kernels.cuda.quads import FLAGS, LOW, full
 from cswap_kernels.cuda.warps import padded
 from cswap_kernels.expk import HEADER, NEAR
 
@@ -41,7 +41,7 @@ class Layout:
     """A float's bits, and the functions for it.
 
     Attributes:
-        exponent_bits: 5 to 11.
+        exponent_bits: 5 or 8.
         mantissa_bits: below them.
         functions: (peak, distances, put_rest, join).
     """
@@ -59,16 +59,6 @@ class Layout:
     def rest_bits(self) -> int:
         """Bits of them that are left."""
         return (self.mantissa_bits + 1) % 8
-
-    @property
-    def exponent_bytes(self) -> int:
-        """Bytes of an exponent that is written as a number."""
-        return 2 if self.wide else 1
-
-    @property
-    def wide(self) -> bool:
-        """Whether an exponent has more than 8 bits."""
-        return self.exponent_bits > 8
 
 
 @cuda.jit(device=True)
@@ -100,20 +90,8 @@ def sections(n, rows, rest_bits):
     return rest_at, int32(rest_at + parts_bytes(n, rest_bits))
 
 
-def exponent_access(layout: Layout) -> tuple[Any, Any]:
-    """The functions that make ``high`` and ``marks`` of the largest exponent of a tile."""
-    wide = layout.wide
-
-    @cuda.jit(device=True)
-    def spread_out(value):
-        return int32(value) if wide else every(value)
-
-    @cuda.jit(device=True)
-    def marks_of(high):
-        # Quads take it as a number, where a comparison would cost an instruction for each; wide
-        # exponents as a condition.
-        if wide:
-            return uint32(FULL) if high > int32(NEAR) else uint32(0)
-        return unsigned(int32(int32(int32(NEAR) - high) >> int32(31)))
-
-    return spread_out, marks_of
+@cuda.jit(device=True)
+def marks_of(high):
+    """The ``marks`` of a tile by its largest exponent."""
+    # A number: a comparison would cost an instruction for each quad.
+    return unsigned(int32(int32(int32(NEAR) - high) >> int32(31)))

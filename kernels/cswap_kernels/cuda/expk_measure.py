@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from numba import cuda, int32, uint32, uint64
+from numba import cuda, int32, uint32
 
-from cswap_kernels.cuda.expk_layout import exponent_access
+from cswap_kernels.cuda.expk_layout import marks_of
 from cswap_kernels.cuda.planes import fill_behind, parts_bytes, whole_groups
 from cswap_kernels.cuda.quads import FLAGS, above, count_flags, every, is_255, sum_of
 from cswap_kernels.cuda.warps import block_max, block_sums, padded
@@ -15,6 +15,10 @@ from cswap_kernels.expk import HEADER
 
 if TYPE_CHECKING:
     from cswap_kernels.cuda.expk_layout import Layout
+
+
+ESCAPE_BYTES: Final = 3
+"""u16 position, u8 exponent."""
 
 
 @cuda.jit(device=True)
@@ -76,10 +80,8 @@ def sums(counts, tmp):
 
 def measurer(layout: Layout, narrow: Any) -> Any:
     """`measure` for one layout of words of the type ``narrow``; contract: container.py."""
-    mantissa_bits, escape_bytes = layout.mantissa_bits, 2 + layout.exponent_bytes
+    mantissa_bits = layout.mantissa_bits
     peak, distances, _, _ = layout.functions
-    spread_out, marks_of = exponent_access(layout)
-    of_words = uint64 if narrow is uint64 else uint32  # is computed with
 
     @cuda.jit(device=True)
     def highest(x, n, tmp):
@@ -93,7 +95,7 @@ def measurer(layout: Layout, narrow: Any) -> Any:
     @cuda.jit(device=True)
     def count(x, n, high):
         # This thread's words of exponent 0, and those more than 5, 6, 13 and 14 below the largest.
-        top, marks = spread_out(high), marks_of(high)
+        top, marks = every(high), marks_of(high)
         over5, over6, over13, over14 = uint32(0), uint32(0), uint32(0), uint32(0)
         zeros, i = uint32(0), int32(cuda.threadIdx.x)
         while i < int32(whole_groups(n) >> int32(3)):
@@ -109,10 +111,10 @@ def measurer(layout: Layout, narrow: Any) -> Any:
     def measure(x, n, dst, tmp, a0, a1, a2, a3, first):
         zero_rest(x, n)
         high = highest(x, n, tmp)
-        fill_behind(x, n, narrow(of_words(of_words(high) << of_words(mantissa_bits))))
+        fill_behind(x, n, narrow(uint32(uint32(high) << uint32(mantissa_bits))))
         counts = sums(count(x, n, high), tmp)
         k, zero_code, escapes, nbytes = choose(
-            n, int32(mantissa_bits), int32(escape_bytes), int32(a2), counts
+            n, int32(mantissa_bits), int32(ESCAPE_BYTES), int32(a2), counts
         )
         return nbytes, (k, zero_code, high, escapes)
 

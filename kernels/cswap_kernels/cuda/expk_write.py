@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from numba import cuda, int32, uint8, uint32
 
 from cswap_kernels.cuda.expk_escapes import escape_access
-from cswap_kernels.cuda.expk_layout import exponent_access, sections
+from cswap_kernels.cuda.expk_layout import marks_of, sections
 from cswap_kernels.cuda.planes import parts_bytes, whole_groups
 from cswap_kernels.cuda.primitives import as_u8, as_u32
 from cswap_kernels.cuda.quads import (
@@ -63,7 +63,6 @@ def writer(layout: Layout, narrow: Any) -> Any:
     """`write` for one layout of words of the type ``narrow``; contract: container.py."""
     rows, rest_bits = layout.rows, layout.rest_bits
     _, distances, put_rest, _ = layout.functions
-    spread_out, marks_of = exponent_access(layout)
     put_escapes, _ = escape_access(layout, narrow)
 
     @cuda.jit(device=True)
@@ -94,9 +93,7 @@ def writer(layout: Layout, narrow: Any) -> Any:
     def write(x, n, dst, tmp, state, a0, a1, a2, a3, first):
         k, zero_code, high, escapes = state
         put_header(dst, k, zero_code, high, escapes)
-        put_words(
-            x, n, dst, as_u8(tmp), k, (spread_out(high), marks_of(high), coding(k, zero_code))
-        )
+        put_words(x, n, dst, as_u8(tmp), k, (every(high), marks_of(high), coding(k, zero_code)))
         if escapes != int32(0):
             cuda.syncthreads()
             _, codes_at = sections(n, int32(rows), int32(rest_bits))

@@ -17,16 +17,18 @@ if TYPE_CHECKING:
 
     from cswap_kernels.cuda.container import MakeTile
 
-ALL_WORDS: Final = (1, 2, 4, 8)
+_ALL_WORDS: Final = (1, 2, 4, 8)
 
 FORMATS: Final[dict[str, tuple[int, ...]]] = {
-    **dict.fromkeys(("zvc", "csr", "rle", "bitpack", "zvc+rle", "zvc+bitpack"), ALL_WORDS),
-    **dict.fromkeys(("expk", "int8", "fp8", "mxfp8", "int4", "zfp"), (2, 4, 8)),
-    **dict.fromkeys(("zvc+expk", "zvc+int8", "zvc+fp8", "zvc+mxfp8", "zvc+int4"), (2, 4, 8)),
+    **dict.fromkeys(("zvc", "csr", "rle", "bitpack", "zvc+rle", "zvc+bitpack"), _ALL_WORDS),
+    "expk": (2, 4),
+    "zvc+expk": (2, 4),
+    **dict.fromkeys(("int8", "fp8", "mxfp8", "int4"), (2, 4, 8)),
+    **dict.fromkeys(("zvc+int8", "zvc+fp8", "zvc+mxfp8", "zvc+int4"), (2, 4, 8)),
     **dict.fromkeys(("cast", "zvc+cast"), (4, 8)),
 }
 """Bytes of the words that a format is for. The module X of this package has the function X_tile
-(word, as_words) -> (measure, write, decode), see container.py; ``zfp`` has no tiles."""
+(word, as_words) -> (measure, write, decode), see container.py."""
 
 
 def _maker(name: str) -> MakeTile:
@@ -40,21 +42,13 @@ def _maker(name: str) -> MakeTile:
 
 
 def kernel(name: str, word: int, direction: str) -> tuple[Callable[..., None], Any]:
-    """(kernel, signature) of a format, or of the profiler.
+    """(kernel, signature) of a format.
 
     Args:
-        name: a key of `FORMATS`, or "profile".
+        name: a key of `FORMATS`.
         word: bytes per word, one of the format's.
-        direction: "encode" or "decode"; "sample" for the profiler.
+        direction: "encode" or "decode".
     """
-    if name == "profile":
-        from cswap_kernels.cuda.profile import profile_kernel, profile_signature
-
-        return profile_kernel(word), profile_signature(word)
-    if name == "zfp":
-        from cswap_kernels.cuda.zfp import zfp_kernel
-
-        return zfp_kernel(word, direction)
     if direction == "encode":
         return encode_kernel(_maker(name), word), encode_signature(word)
     return decode_kernel(_maker(name), word), decode_signature(word)
