@@ -202,9 +202,7 @@ class _Count:
 
     def __init__(self, kernels: Kernels, name: str, dtype: torch.dtype) -> None:
         self._kernels, self._name, self._dtype = kernels, name, dtype
-        codec = get_codec(name)
-        assert isinstance(codec, TiledCodec)  # as all that have kernels of ours
-        self._codec, self._word = codec, dtype.itemsize
+        self._codec, self._word = get_codec(name), dtype.itemsize
         self._tile = TILE_WORDS[self._word]
         self._data, self._words = _words(name, dtype, 2 * self._tile)
 
@@ -227,11 +225,11 @@ class _Count:
         x = device.tensor(n, self._dtype, fill=0)
         x.view(torch.uint8).numpy()[:] = self._words[:n].view(np.uint8)
         out = device.tensor(self._codec.bound(self._dtype, n), fill=0)
-        size = gpu.encode(self._codec.cuda_format, self._word, x, out, self._args(), STREAM)
+        size = gpu.encode(self._format(), self._word, x, out, self._args(), STREAM)
         nbytes = size.value()
         encode = self._executed(device)
         x_hat = device.tensor(n, self._dtype, fill=0)
-        gpu.decode(self._codec.cuda_format, self._word, out[:nbytes], x_hat, self._args(), STREAM)
+        gpu.decode(self._format(), self._word, out[:nbytes], x_hat, self._args(), STREAM)
         return {"nbytes": nbytes, "encode": encode, "decode": self._executed(device)}
 
     @staticmethod
@@ -269,12 +267,17 @@ class _Count:
             bound_bytes_per_s={name: min(rate, memory[name]) for name, rate in issue.items()},
         )
 
+    def _format(self) -> str:
+        return self._codec.cuda_format if isinstance(self._codec, TiledCodec) else "zfp"
+
     def _kernel(self, direction: str) -> str:
-        return f"{self._codec.cuda_format}-{self._word}-{direction}"
+        return f"{self._format()}-{self._word}-{direction}"
 
     def _args(self) -> list[int]:
         d = word_dtype(self._dtype)
-        return [int(a) for a in self._codec.cuda_args(d, EncodeKey())]
+        if isinstance(self._codec, TiledCodec):
+            return [int(a) for a in self._codec.cuda_args(d, EncodeKey())]
+        return list(self._codec._cuda_args(d))  # type: ignore[attr-defined] # noqa: SLF001
 
 
 def _words(name: str, dtype: torch.dtype, n: int) -> tuple[str, Any]:

@@ -14,12 +14,13 @@ from bench.ptx.data import UNSIGNED
 from bench.ptx.device import STREAM, OneThread
 from cswap.codecs import gpu
 from cswap.codecs.base import EncodeKey, word_dtype
+from cswap.codecs.tiled import TiledCodec
 from cswap.errors import CorruptEncodingError
 from cswap_kernels.tiles import TILE_WORDS, directory_bytes
 
 if TYPE_CHECKING:
     from bench.ptx.device import Interpreted
-    from cswap.codecs.tiled import TiledCodec
+    from cswap.codecs.base import Codec
 
 Words = NDArray[Any]
 Bytes = NDArray[np.uint8]
@@ -41,16 +42,16 @@ class Checker:
         n_checked: round trips and damaged payloads so far.
     """
 
-    def __init__(self, device: Interpreted, codec: TiledCodec, dtype: torch.dtype) -> None:
+    def __init__(self, device: Interpreted, codec: Codec, dtype: torch.dtype) -> None:
         self.notes: dict[str, Counter[str]] = defaultdict(Counter)
         self.n_checked: Counter[str] = Counter()
         self._device, self._codec, self._dtype = device, codec, dtype
         self._word = word_dtype(dtype).word
-        self._tile = TILE_WORDS[self._word]
+        self._tile = TILE_WORDS[self._word] if isinstance(codec, TiledCodec) else 0
 
     def kernel(self, direction: str) -> str:
         """Name of the kernel."""
-        return f"{self._codec.cuda_format}-{self._word}-{direction}"
+        return f"{self._format()}-{self._word}-{direction}"
 
     def round_trip(self, words: Words, *, offset: int = 0, shift: int = 0) -> Bytes:
         """Both twins encode the same bytes, and read each other's; the CPU's payload.
@@ -92,7 +93,7 @@ class Checker:
         """
         refused = 0
         for bad, what in damaged(payload, n, self._word, self._tile, rng, count):
-            if bad.size < 8 * -(-n // self._tile):
+            if self._tile and bad.size < 8 * -(-n // self._tile):
                 continue  # the library refuses it before a launch
             self._device.fresh()
             want, error = self._decode_cpu(bad, n)
@@ -107,13 +108,19 @@ class Checker:
                 continue
             refused += 1
             self._check_tiles(written, n, what)
-            if what.startswith("one ") and f"tile {status - 1} " not in str(error):
+            one = what.startswith("one ") and self._tile
+            if one and f"tile {status - 1} " not in str(error):
                 raise MismatchError(f"damage ({what}): status {status}, CPU {error}")
         return refused
 
+    def _format(self) -> str:
+        return self._codec.cuda_format if isinstance(self._codec, TiledCodec) else "zfp"
+
     def _args(self, key: EncodeKey) -> list[int]:
         d = word_dtype(self._dtype)
-        return [int(a) for a in self._codec.cuda_args(d, key)]
+        if isinstance(self._codec, TiledCodec):
+            return [int(a) for a in self._codec.cuda_args(d, key)]
+        return list(self._codec._cuda_args(d))  # type: ignore[attr-defined] # noqa: SLF001
 
     def _place(self, data: Words, offset: int) -> torch.Tensor:
         # In the interpreter's memory, read-only.
@@ -126,7 +133,7 @@ class Checker:
         x = self._place(words, offset).view(self._dtype)
         out = self._device.memory.allocate(self._codec.bound(self._dtype, words.size))
         payload = torch.from_numpy(out.data)
-        size = gpu.encode(self._codec.cuda_format, self._word, x, payload, self._args(KEY), STREAM)
+        size = gpu.encode(self._format(), self._word, x, payload, self._args(KEY), STREAM)
         nbytes = size.value()
         if self._device.control(STREAM).any():
             raise MismatchError("control words are not zero after a launch")
@@ -146,7 +153,7 @@ class Checker:
         out.data[:] = JUNK
         self._device.status.zero_()
         x = torch.from_numpy(out.data).view(self._dtype)
-        gpu.decode(self._codec.cuda_format, self._word, source, x, self._args(EncodeKey()), STREAM)
+        gpu.decode(self._format(), self._word, source, x, self._args(EncodeKey()), STREAM)
         words = out.data.view(UNSIGNED[self._word]).copy()
         return words, int(self._device.status.item()), out.flags & 2 != 0
 
@@ -172,7 +179,7 @@ class Checker:
     def _compare_payloads(self, ours: Bytes, theirs: Bytes, n: int) -> None:
         if ours.size != theirs.size:
             raise MismatchError(f"encode: {ours.size} bytes, CPU {theirs.size}")
-        if self._device.launched[0] == 1:
+        if not self._tile or self._device.launched[0] == 1:
             if ours.tobytes() != theirs.tobytes():
                 raise MismatchError(f"encode: {_first_difference(ours, theirs)}")
             return
@@ -197,7 +204,7 @@ class Checker:
 
     def _check_tiles(self, written: NDArray[np.bool_], n: int, what: str) -> None:
         # A tile that is refused is not written, or it is as a whole, before the other was.
-        step = self._tile * self._word
+        step = (self._tile or max(1, n)) * self._word
         for start in range(0, written.size, step):
             mine = written[start : start + step]
             if mine.any() and not mine.all():

@@ -16,7 +16,6 @@ from bench.ptx.faults import DeadlockError, MemoryFaultError, UndefinedError
 from bench.ptx.launch import Options
 from cswap.codecs.launcher import SHAPES, LaunchShape
 from cswap.codecs.registry import get_codec
-from cswap.codecs.tiled import TiledCodec
 from cswap_kernels.tiles import TILE_WORDS
 
 if TYPE_CHECKING:
@@ -31,7 +30,9 @@ TARGETS: Final[dict[str, tuple[torch.dtype, ...]]] = {
     "expk:3": (torch.bfloat16,),
     "expk:4": (torch.float32,),
     **dict.fromkeys(("bf16", "fp16"), FLOATS[2:]),
-    **dict.fromkeys(("int8", "fp8", "mxfp8", "int4"), FLOATS),
+    **dict.fromkeys(("int8", "fp8", "mxfp8", "int4", "zfp"), FLOATS),
+    "zfp:3": FLOATS[::2],
+    **dict.fromkeys(("zfp:9", "zfp:1"), FLOATS[2:]),
     "zvc+rle": ANY,
     "zvc+bitpack": INTEGERS[1:],
     **dict.fromkeys(("zvc+bf16", "zvc+fp16"), FLOATS[2:]),
@@ -52,8 +53,9 @@ FAULTS: Final = (MismatchError, MemoryFaultError, DeadlockError, UndefinedError)
 BAD_NOTES: Final = ("RACE", "unwritten", "another block", "what this launch wrote")
 """Parts of the interpreter's notes that are errors.
 
-Damaged payloads that are refused may let two threads store different words at one place: nobody
-reads them.
+Of ``zfp`` only the first is one: its last block may write a tensor anew that the others have
+encoded, and it reads words behind a short stream, whose bits it does not use. Damaged payloads that
+are refused may let two threads store different words at one place: nobody reads them.
 """
 
 
@@ -102,9 +104,7 @@ class _Run:
         self, device: Interpreted, name: str, dtype: torch.dtype, effort: Effort, seed: int
     ) -> None:
         self._device, self._name, self._dtype, self._effort = device, name, dtype, effort
-        codec = get_codec(name)
-        assert isinstance(codec, TiledCodec)  # as all that have kernels of ours
-        self._checker = Checker(device, codec, dtype)
+        self._checker = Checker(device, get_codec(name), dtype)
         self._rng = np.random.default_rng(seed)
         self._tile = TILE_WORDS[dtype.itemsize]
         self._data = cases(dtype, self._tile, self._rng, full=effort.full)
@@ -123,10 +123,11 @@ class _Run:
         self._outcome.round_trips = self._checker.n_checked["round trips"]
         self._outcome.damaged = self._checker.n_checked["damaged"]
         for direction, notes in self._checker.notes.items():
+            bad = BAD_NOTES[: 1 if self._name.startswith("zfp") else None]
             self._outcome.failures += [
                 f"{direction}: {note} ({count} times)"
                 for note, count in notes.items()
-                if direction != "refused" and any(part in note for part in BAD_NOTES)
+                if direction != "refused" and any(part in note for part in bad)
             ]
         return self._outcome
 

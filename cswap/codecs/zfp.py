@@ -1,6 +1,6 @@
 """``zfp``, ``zfp:RATE``: zfp at a fixed rate (docs/format/zfp.md).
 
-The package ``zfpy`` does the work, on a CPU.
+A CPU uses the package ``zfpy``, a GPU our own kernel.
 """
 
 from __future__ import annotations
@@ -11,13 +11,16 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from cswap.codecs import gpu
 from cswap.codecs.base import Codec, EncodeKey, LateSize, Stream, word_dtype
 from cswap.codecs.layout import bytes_of, words_of
 from cswap.codecs.lossy import FLOATS, float_kind
+from cswap.codecs.tiled import cuda_stream
 from cswap.errors import ConfigError, CorruptEncodingError
 from cswap.install_hint import to_install
 from cswap.schema.tensor import dtype_name
 from cswap_kernels.floats import narrow, widen
+from cswap_kernels.zfp import LARGEST, SMALLEST, block_bits, stream_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -30,35 +33,12 @@ DEFAULT_RATE: Final = 16
 
 MAX_RATE: Final = 64
 
-BLOCK: Final = 4
-"""Values of a block."""
-
-EXPONENT_BITS: Final = {4: 8, 8: 11}
-"""Exponent bits by bytes of a value. A block starts with one bit more."""
-
-SMALLEST: Final = {4: 2.0**-96, 8: 2.0**-960}
-"""Smaller magnitudes become 0, by bytes of a value: zfp divides a block by its largest magnitude,
-times 2**30 or 2**62, and the inverse of that must not overflow."""
-
-LARGEST: Final = {4: 2.0**126, 8: 2.0**1022}
-"""A tensor with a magnitude from here on is stored raw: decoding may overshoot."""
-
 _HEADER: Final = struct.Struct("<IIQ")  # _ZFP or _RAW, bits per block, words
 _ZFP, _RAW = 0, 1
 
 _PIECE: Final = 1 << 16
 """Values per call of zfpy. A call holds the GIL, for about a millisecond. The number is a multiple
 of 64 blocks, so each call ends with a whole word of 64 bits, and the calls' streams join to one."""
-
-
-def block_bits(rate: int, itemsize: int) -> int:
-    """Bits per block at ``rate`` bits per value; no less than its exponent needs."""
-    return max(BLOCK * rate, 1 + EXPONENT_BITS[itemsize])
-
-
-def stream_bytes(n: int, bits: int) -> int:
-    """Bytes of the stream of n values, in whole words of 64 bits."""
-    return -(-(-(-n // BLOCK) * bits) // 64) * 8
 
 
 class Zfp(Codec):
@@ -71,7 +51,7 @@ class Zfp(Codec):
             that zfp needs for their exponent.
 
     Raises:
-        ConfigError: the rate is out of range, or zfpy is missing.
+        ConfigError: the rate is out of range, or zfpy is missing and there is no GPU.
     """
 
     lossless = False
@@ -81,16 +61,24 @@ class Zfp(Codec):
     def __init__(self, rate: int = DEFAULT_RATE) -> None:
         if not 1 <= rate <= MAX_RATE:
             raise ConfigError(f"codec='zfp:{rate}': the rate must be 1 to {MAX_RATE} bits.")
+        self._zfpy: Any = None
         try:
-            self._zfpy: Any = importlib.import_module("zfpy")
+            self._zfpy = importlib.import_module("zfpy")
         except ImportError as error:
-            raise ConfigError(f"codec='zfp': needs zfpy ({error}): {to_install('host')}") from error
+            if gpu.missing() is not None:
+                raise ConfigError(
+                    f"codec='zfp': needs zfpy ({error}): {to_install('host')}"
+                ) from error
         self.name = "zfp" if rate == DEFAULT_RATE else f"zfp:{rate}"
         self._rate = rate
 
     def supports(self, dtype: torch.dtype, device: str = "cpu") -> bool:
         """Floats and complex of two bytes per real number or more."""
-        return device == "cpu" and dtype_name(dtype) in FLOATS
+        if dtype_name(dtype) not in FLOATS:
+            return False
+        if device == "cuda":
+            return gpu.has_kernels("zfp", word_dtype(dtype).word)
+        return device == "cpu" and self._zfpy is not None
 
     def bound(self, dtype: torch.dtype, numel: int) -> int:
         """Bytes of the header and of the raw values."""
@@ -101,6 +89,8 @@ class Zfp(Codec):
     ) -> int | LateSize:
         """See `Codec.encode_flat`."""
         d = word_dtype(x.dtype)
+        if x.is_cuda:
+            return gpu.encode("zfp", d.word, x, out, self._cuda_args(d), cuda_stream(stream))
         words, target = words_of(x), bytes_of(out)
         bits = block_bits(self._rate, _itemsize(d))
         nbytes = stream_bytes(words.size, bits)
@@ -128,6 +118,9 @@ class Zfp(Codec):
     ) -> None:
         """See `Codec.decode_flat`."""
         d = word_dtype(out.dtype)
+        if out.is_cuda:
+            gpu.decode("zfp", d.word, payload, out, self._cuda_args(d), cuda_stream(stream))
+            return
         words, source = words_of(out), bytes_of(payload)
         bits = block_bits(self._rate, _itemsize(d))
         sizes = {_RAW: words.nbytes}
@@ -151,6 +144,9 @@ class Zfp(Codec):
             start = stream_bytes(first, bits)
             nbytes = stream_bytes(piece.size, bits)
             self._decode_piece(data[start : start + nbytes], piece, d, bits)
+
+    def _cuda_args(self, d: DType) -> tuple[int, int]:
+        return block_bits(self._rate, _itemsize(d)), float_kind(d)
 
     def _decode_piece(
         self, data: NDArray[np.uint8], words: NDArray[Any], d: DType, bits: int

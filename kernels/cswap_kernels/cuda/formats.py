@@ -23,12 +23,12 @@ FORMATS: Final[dict[str, tuple[int, ...]]] = {
     **dict.fromkeys(("zvc", "csr", "rle", "bitpack", "zvc+rle", "zvc+bitpack"), _ALL_WORDS),
     "expk": (2, 4),
     "zvc+expk": (2, 4),
-    **dict.fromkeys(("int8", "fp8", "mxfp8", "int4"), (2, 4, 8)),
+    **dict.fromkeys(("int8", "fp8", "mxfp8", "int4", "zfp"), (2, 4, 8)),
     **dict.fromkeys(("zvc+int8", "zvc+fp8", "zvc+mxfp8", "zvc+int4"), (2, 4, 8)),
     **dict.fromkeys(("cast", "zvc+cast"), (4, 8)),
 }
 """Bytes of the words that a format is for. The module X of this package has the function X_tile
-(word, as_words) -> (measure, write, decode), see container.py."""
+(word, as_words) -> (measure, write, decode), see container.py; ``zfp`` has no tiles."""
 
 
 def _maker(name: str) -> MakeTile:
@@ -49,6 +49,10 @@ def kernel(name: str, word: int, direction: str) -> tuple[Callable[..., None], A
         word: bytes per word, one of the format's.
         direction: "encode" or "decode".
     """
+    if name == "zfp":
+        from cswap_kernels.cuda.zfp import zfp_kernel
+
+        return zfp_kernel(word, direction)
     if direction == "encode":
         return encode_kernel(_maker(name), word), encode_signature(word)
     return decode_kernel(_maker(name), word), decode_signature(word)

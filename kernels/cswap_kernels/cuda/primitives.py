@@ -159,6 +159,7 @@ def _atomic(operation: str) -> Any:
 
 atomic_add = _atomic("add")
 atomic_max = _atomic("umax")
+atomic_or = _atomic("or")
 
 
 def _bitcast(source: Any, target: Any) -> Any:
@@ -177,6 +178,8 @@ f64_bits = _bitcast(types.float64, types.uint64)
 bits_f64 = _bitcast(types.uint64, types.float64)
 signed = _bitcast(types.uint32, types.int32)
 unsigned = _bitcast(types.int32, types.uint32)
+signed64 = _bitcast(types.uint64, types.int64)
+unsigned64 = _bitcast(types.int64, types.uint64)
 
 _LETTERS = {types.float32: "f", types.uint32: "r", types.int32: "r"}
 
@@ -215,6 +218,9 @@ fused = _instruction("fma.rn.f32 $0, $1, $2, $3;", _F32, _F32, _F32, _F32)
 # The lesser and the greater of two numbers; of a number and NaN, the number.
 lesser = _instruction("min.f32 $0, $1, $2;", _F32, _F32, _F32)
 greater = _instruction("max.f32 $0, $1, $2;", _F32, _F32, _F32)
+# (low, high, by): 64 bits moved by 0 to 31; their high word then, or their low one.
+funnel_left32 = _instruction("shf.l.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
+funnel_right32 = _instruction("shf.r.wrap.b32 $0, $1, $2, $3;", _U32, _U32, _U32, _U32)
 
 
 def permuting(selector: int) -> Any:

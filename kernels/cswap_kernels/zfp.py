@@ -1,4 +1,7 @@
-"""The reference of zfp's one-dimensional fixed-rate streams, slow and obvious: docs/format/zfp.md.
+"""``zfp``: the reference of zfp's one-dimensional fixed-rate streams. See docs/format/zfp.md.
+
+The reference is slow and obvious. On the CPU, the ``zfpy`` package does the work
+(cswap/codecs/zfp.py). Tests compare a twin on another device with this reference, byte by byte.
 
 Source: Lindstrom, "Fixed-Rate Compressed Floating-Point Arrays", IEEE TVCG 20(12), 2014, and the
 code of zfp 1.0.
@@ -7,14 +10,35 @@ code of zfp 1.0.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from cswap.codecs.zfp import BLOCK, EXPONENT_BITS, stream_bytes
-
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+BLOCK: Final = 4
+"""Values of a block."""
+
+EXPONENT_BITS: Final = {4: 8, 8: 11}
+"""Exponent bits by bytes of a value. A block starts with one bit more."""
+
+SMALLEST: Final = {4: 2.0**-96, 8: 2.0**-960}
+"""Smaller magnitudes become 0, by bytes of a value: zfp divides a block by its largest magnitude,
+times 2**30 or 2**62, and the inverse of that must not overflow."""
+
+LARGEST: Final = {4: 2.0**126, 8: 2.0**1022}
+"""A tensor with a magnitude from here on is stored raw: decoding may overshoot."""
+
+
+def block_bits(rate: int, itemsize: int) -> int:
+    """Bits per block at ``rate`` bits per value; no less than its exponent needs."""
+    return max(BLOCK * rate, 1 + EXPONENT_BITS[itemsize])
+
+
+def stream_bytes(n: int, bits: int) -> int:
+    """Bytes of the stream of n values, in whole words of 64 bits."""
+    return -(-(-(-n // BLOCK) * bits) // 64) * 8
 
 
 def zfp_encode_reference(x: NDArray[Any], bits: int) -> bytes:
