@@ -52,9 +52,6 @@ REASONS: Final[dict[str, Reason]] = {
     ),
     "host_limit": Reason("no room in host memory", "raise host_limit=, or name a spill_dir="),
     "disk": Reason("the disk tier was full or could not be written", "free the disk"),
-    "modified": Reason(
-        "changed in place after it was saved", "replace the in-place operator, if it matters"
-    ),
     "layout": Reason(
         "sparse, quantised, or of a dtype that no codec knows", "none: these are not swapped"
     ),

@@ -10,7 +10,7 @@ from cswap.config import SwapConfig
 from cswap.engine.engine import SwapEngine
 from tests.engine.looks import look_every
 
-MOST_CALLS_AGAIN = 26
+MOST_CALLS_AGAIN = 32
 """Of pack, unpack and release of a tensor that is computed again at a known place."""
 
 N = 8
