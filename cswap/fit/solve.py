@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from cswap.advisor.live_costs import KEEP
-from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.goal import most_bytes
 from cswap.fit.greedy import Search, greedy
 from cswap.fit.way_program import MOST_BYTES, WayProgram, worth
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.saved import Saved, Way
 
-MOST_GREEDY: Final = 1000
+MOST_GREEDY: Final = 200
 """Tensors up to which the greedy search takes about a second: it is Python, beside the training."""
 
 NEAR: Final = 1.05
@@ -124,11 +123,7 @@ def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) ->
     all_stay = problem.plan({i: _stays(one) for i, one in enumerate(problem.saved)})
     if all_stay.peak_bytes <= most_bytes(limit_bytes):
         return all_stay
-    best: FitPlan | None = None
-    for one in _by_depth(problem) if exact else ():
-        limit_s = math.inf if best is None else best.added_s
-        found = WayProgram(one).within(limit_bytes, limit_s)
-        best = found if best is None or (found and found.added_s < best.added_s) else best
+    best = WayProgram(problem).within(limit_bytes) if exact else None
     other = _greedy_beside(problem, best, limit_bytes, math.inf, exact=exact)
     if other is None or other.peak_bytes > most_bytes(limit_bytes):
         return best
@@ -160,13 +155,6 @@ def _better(
     return replace(min(both.values(), key=cost), searches=figures)
 
 
-def _by_depth(problem: Problem) -> tuple[Problem, ...]:
-    # With deeper chains the relaxation decides about fewer tensors, and plans may be slower; but
-    # small limits need them.
-    shallow = problem.up_to(GOAL_DEPTH)
-    return (problem,) if shallow.too_deep == problem.too_deep else (shallow, problem)
-
-
 def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitPlan:
     """The plan that takes the fewest bytes and adds at most so many seconds.
 
@@ -180,11 +168,7 @@ def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitP
     def cost(plan: FitPlan) -> float:
         return worth(problem, plan) if off_peak else plan.peak_bytes
 
-    plans = (
-        WayProgram(one).solve(limit_bytes=math.inf, limit_s=limit_s)
-        for one in (_by_depth(problem) if exact else ())
-    )
-    best = min((plan for plan in plans if plan is not None), key=cost, default=None)
+    best = WayProgram(problem).solve(limit_bytes=math.inf, limit_s=limit_s) if exact else None
     other = _greedy_beside(problem, best, 0.0, limit_s, exact=exact)
     if best is not None and (other is None or other.added_s > limit_s):
         return best
