@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect
 from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
 from cswap.fit.problem import Moves
@@ -16,32 +13,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import TypeAlias
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.saved import Way
 
     _Change: TypeAlias = tuple[float, NDArray[np.float64], int, Way]
-
-
-class _Bytes:
-    """Bytes at each moment [n], as few numbers: those where they change.
-
-    A training on a CPU has its own memory beside that of the search.
-    """
-
-    __slots__ = ("_n", "_starts", "_values")
-
-    def __init__(self, nbytes: NDArray[np.float64]) -> None:
-        starts = np.flatnonzero(np.diff(nbytes, prepend=np.nan))
-        self._n, self._starts = len(nbytes), starts.tolist()
-        self._values = nbytes[starts]
-
-    def at(self, moment: int) -> float:
-        return float(self._values[bisect(self._starts, moment) - 1])
-
-    def all(self) -> NDArray[np.float64]:
-        return np.repeat(self._values, np.diff(self._starts, append=self._n))
 
 
 class Search:
@@ -52,11 +30,11 @@ class Search:
         self.ways = {i: _kept(s.ways) for i, s in enumerate(problem.saved)}
         self._left: set[tuple[int, Way]] = set()  # no tensor returns to a way: the search ends
         self._bytes = {
-            (i, way): _Bytes(problem.bytes_of(i, way))
+            (i, way): problem.bytes_of(i, way)
             for i, saved in enumerate(problem.saved)
             for way in saved.ways
         }
-        held = (self._bytes[one].all() for one in self.ways.items())
+        held = (self._bytes[one] for one in self.ways.items())
         self._lent = problem.lent_bytes(self.ways)
         self.total = sum(held, problem.other_bytes() + self._lent)
         # Tensors whose ways decide about inputs that are lent.
@@ -71,9 +49,9 @@ class Search:
         """
         alone_s, found = self.problem.alone_s, []
         for i, now in self.ways.items():
-            most = self._bytes[i, now].at(moment)
+            most = self._bytes[i, now][moment]
             for way in self.problem.saved[i].ways:
-                less = most - self._bytes[i, way].at(moment)
+                less = most - self._bytes[i, way][moment]
                 if less > 0 and (i, way) not in self._left:
                     added_s = alone_s(way) - alone_s(now)
                     found.append((max(added_s, 0.0) / less, added_s, i, way))
@@ -84,7 +62,7 @@ class Search:
 
     def _more(self, index: int, way: Way) -> NDArray[np.float64]:
         # Bytes at each moment that a change takes.
-        found = self._bytes[index, way].all() - self._bytes[index, self.ways[index]].all()
+        found = self._bytes[index, way] - self._bytes[index, self.ways[index]]
         if index not in self._lend:
             return found
         return found + self.problem.lent_bytes({**self.ways, index: way}) - self._lent

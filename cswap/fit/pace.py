@@ -11,9 +11,9 @@ before a plan gets more time or less: a machine may have become slower, or faste
 
 Where the steps are too slow, the next plan gets a smaller share of the time. Where they are fast
 for a while, a larger one again. It is the median of the looks since the plan began that says so, by
-more than its standard error: on a busy machine, single looks say anything. Each time that a share
-was too much, it waits longer. The share changes by as much as the time that the steps took is off
-(`AIM`), and comes to rest near the smallest share that was too much. Hooks of tensors that stay are
+more than its standard error: on a busy machine, single looks say anything. The share changes by as
+much as the time that the steps took is off (`AIM`), and comes to rest near the smallest share that
+was too much. Hooks of tensors that stay are
 in no plan: so a smaller share lies between that by which the steps would be shorter in proportion
 and that by which only the plan's own time would.
 """
@@ -59,7 +59,7 @@ number: of normally distributed quotients."""
 AIM: Final = 0.98
 """Share of the allowed time that the next plan is to take, by the time of the last one."""
 
-MORE: Final = (1.15, 1.25)
+MORE: Final = (1.15, 2.0)
 """Least and largest factor of the share for more time: another plan takes some slow steps, and
 where no share was too much, time does not grow in proportion."""
 
@@ -78,9 +78,6 @@ LEAST_SHARE: Final = 0.1
 NEAR: Final = 0.85
 """Share of the slowdown that steps take at the most where a plan may get more time again."""
 
-MOST_PATIENCE: Final = 64
-"""Most decisions before a plan gets more time again."""
-
 
 class Pace:
     """The seconds of forward and backward, with cswap and without. For one thread.
@@ -97,7 +94,6 @@ class Pace:
         self.was_plain = False
         self._added_s = 0.0
         self.share = FIRST_SHARE[kind]
-        self._patience = self._wait = 0  # decisions before a plan gets more time again
         self._steps: deque[Step] = deque(maxlen=TIMED[kind])
         self._kind = kind
         self._too_much = math.inf  # the smallest share that was
@@ -198,15 +194,13 @@ class Pace:
         if took - error > too_slow and self.share > LEAST_SHARE:
             if not is_timed and time_plain():
                 return False
-            self._wait, self._patience = self._patience, min(2 * self._patience + 1, MOST_PATIENCE)
             self.share = max(LEAST_SHARE, self._less(allowed, took - error) * self.share)
             return True
         if took <= too_slow:
             self._fine = self.share
         if self.share < 1 and took + error < 1 + NEAR * allowed:
-            self._wait -= 1
             more = self._more(allowed, took + error)
-            if self._wait < 0 and more >= MORE[0]:
+            if more >= MORE[0]:
                 if not is_timed and time_plain():
                     return False
                 self.share = min(1.0, more * self.share)

@@ -177,12 +177,6 @@ class Problem:
         found.saved = tuple(saved)
         return found
 
-    def up_to(self, depth: int) -> Problem:
-        """The problem without longer chains. Args: depth: operators in a row, at most."""
-        found = copy(self)
-        found.too_deep = tuple(self._too_deep(depth))
-        return found
-
     def _too_deep(self, most: int) -> Iterator[frozenset[int]]:
         numbers = {name: i for i, s in enumerate(self.saved) for name in s.names}
 

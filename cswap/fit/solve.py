@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 
 from cswap.advisor.live_costs import KEEP
-from cswap.engine.recomputer import GOAL_DEPTH
 from cswap.fit.goal import most_bytes
 from cswap.fit.greedy import Search, greedy
 from cswap.fit.way_program import MOST_BYTES, WayProgram, worth
@@ -24,7 +23,7 @@ if TYPE_CHECKING:
     from cswap.fit.problem import FitPlan, Problem
     from cswap.fit.saved import Saved, Way
 
-MOST_GREEDY: Final = 1000
+MOST_GREEDY: Final = 200
 """Tensors up to which the greedy search takes about a second: it is Python, beside the training."""
 
 NEAR: Final = 1.05
@@ -112,37 +111,32 @@ def _with_copies(problem: Problem, plan: FitPlan) -> FitPlan | None:
     return program.solve(limit_bytes=MOST_BYTES, limit_s=math.inf, like=plan)
 
 
-def within_bytes(problem: Problem, limit_bytes: float, *, exact: bool = True) -> FitPlan | None:
+def within_bytes(problem: Problem, limit_bytes: float) -> FitPlan | None:
     """The plan that adds the least time and takes at most so many bytes; None: there is none.
 
     Args:
         problem: of a step.
         limit_bytes: at every moment.
-        exact: by the solver, if it is there; else greedily.
     """
     # Copies that computation hides would cost the solver nothing.
     all_stay = problem.plan({i: _stays(one) for i, one in enumerate(problem.saved)})
     if all_stay.peak_bytes <= most_bytes(limit_bytes):
         return all_stay
-    best: FitPlan | None = None
-    for one in _by_depth(problem) if exact else ():
-        limit_s = math.inf if best is None else best.added_s
-        found = WayProgram(one).within(limit_bytes, limit_s)
-        best = found if best is None or (found and found.added_s < best.added_s) else best
-    other = _greedy_beside(problem, best, limit_bytes, math.inf, exact=exact)
+    best = WayProgram(problem).within(limit_bytes)
+    other = _greedy_beside(problem, best, limit_bytes, math.inf)
     if other is None or other.peak_bytes > most_bytes(limit_bytes):
         return best
     return _better(problem, best, other, lambda plan: plan.added_s)
 
 
 def _greedy_beside(
-    problem: Problem, solver: FitPlan | None, limit_bytes: float, limit_s: float, *, exact: bool
+    problem: Problem, solver: FitPlan | None, limit_bytes: float, limit_s: float
 ) -> FitPlan | None:
     # The greedy search's plan, beside that of the solver; None: the problem is large.
     if solver is not None and len(problem.saved) > MOST_GREEDY:
         return None
     found = greedy(problem, limit_bytes, limit_s)
-    if problem.over_link is None or not exact:
+    if problem.over_link is None:
         return found
     # It counts copies as if no computation hid them, and none as under way.
     return _with_copies(problem, found) or found
@@ -160,32 +154,20 @@ def _better(
     return replace(min(both.values(), key=cost), searches=figures)
 
 
-def _by_depth(problem: Problem) -> tuple[Problem, ...]:
-    # With deeper chains the relaxation decides about fewer tensors, and plans may be slower; but
-    # small limits need them.
-    shallow = problem.up_to(GOAL_DEPTH)
-    return (problem,) if shallow.too_deep == problem.too_deep else (shallow, problem)
-
-
-def within_time(problem: Problem, limit_s: float, *, exact: bool = True) -> FitPlan:
+def within_time(problem: Problem, limit_s: float) -> FitPlan:
     """The plan that takes the fewest bytes and adds at most so many seconds.
 
     Args:
         problem: of a step.
         limit_s: added to a step; `math.inf` gives the fewest bytes that there are.
-        exact: by the solver, if it is there; else greedily.
     """
     off_peak = problem.over_link is None and math.isfinite(limit_s)
 
     def cost(plan: FitPlan) -> float:
         return worth(problem, plan) if off_peak else plan.peak_bytes
 
-    plans = (
-        WayProgram(one).solve(limit_bytes=math.inf, limit_s=limit_s)
-        for one in (_by_depth(problem) if exact else ())
-    )
-    best = min((plan for plan in plans if plan is not None), key=cost, default=None)
-    other = _greedy_beside(problem, best, 0.0, limit_s, exact=exact)
+    best = WayProgram(problem).solve(limit_bytes=math.inf, limit_s=limit_s)
+    other = _greedy_beside(problem, best, 0.0, limit_s)
     if best is not None and (other is None or other.added_s > limit_s):
         return best
     assert other is not None  # where the solver has found nothing, the search has run
@@ -205,8 +187,8 @@ def smallest(problem: Problem) -> tuple[FitPlan, ...]:
     state.take_smallest()
     found: list[FitPlan] = []
     for plan in (
-        WayProgram(problem).solve(limit_bytes=math.inf, limit_s=math.inf),
-        greedy(problem, 0.0, math.inf),
+        best := WayProgram(problem).solve(limit_bytes=math.inf, limit_s=math.inf),
+        None if best and len(problem.saved) > MOST_GREEDY else greedy(problem, 0.0, math.inf),
         state.plan(),
     ):
         if plan is not None and all(plan.decided != other.decided for other in found):

@@ -26,13 +26,14 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from cswap.advisor.live_costs import KEEP, REMAT
+from cswap.fit.alike import alike
 from cswap.fit.background import is_ending
 from cswap.fit.goal import most_bytes
 from cswap.fit.link_program import MOST, N_BLOCKS, N_SINGLE, PASSING, LinkProgram
 from cswap.fit.problem import FitPlan, Moves, Problem
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -63,6 +64,10 @@ FEW: Final = 200
 
 FEW_ALONE: Final = 1000
 """The same without a link, where the relaxation takes more of the training's memory."""
+
+MOST_WAYS: Final = 1200
+"""Ways of all tensors, above which like tensors of several blocks have one: see the Note in
+alike.py."""
 
 FAR: Final = 0.02
 """Distance of a plan from the relaxation: in bytes, over these; in time, over that of a step, or
@@ -168,25 +173,34 @@ class WayProgram:
 
     def __init__(self, problem: Problem, *, every_way: bool = False) -> None:
         self._problem = problem
-        some = iter if every_way else useful
-        ways = ((i, way) for i, s in enumerate(problem.saved) for way in some(s.ways))
-        self._variables = [_Variable(i, way) for i, way in ways]
+        some = list if every_way else useful
+        ways = [tuple(some(s.ways)) for s in problem.saved]
+        self._variables = [_Variable(i, way) for i, mine in enumerate(ways) for way in mine]
         self._link: LinkProgram | None = None
         if problem.over_link is not None:
             self._link = LinkProgram(problem, [(v.index, v.way) for v in self._variables])
-        # The first column of the inputs that are lent, behind those of the link.
-        n_columns = 0 if self._link is None else self._link.n_columns
-        self._end = len(self._variables) + 2 + n_columns
+        n_blocks = 1 if every_way else math.ceil(len(self._variables) / MOST_WAYS)
+        actions = (tuple(way.action for way in mine) for mine in ways)
+        self._groups = alike(zip(problem.saved, actions, strict=True), n_blocks)
+        # The columns of the variables, of the link and of the inputs that are lent.
+        ways_at = _numbered((self._groups[v.index], v.way.action) for v in self._variables)
+        self._n_ways = 1 + max(ways_at)
+        self._end = self._n_ways + 2 + (0 if self._link is None else self._link.n_columns)
+        users = {one.first_use: self._groups[i] for i, one in enumerate(problem.saved)}
+        lent = _numbered((self._groups[one.number], users[one.begin]) for one in problem.lent)
+        between = range(self._n_ways, self._end)
+        self._at = np.array([*ways_at, *between, *(self._end + n for n in lent)])
+        self._added_ms = MS * np.array([v.way.added_s for v in self._variables])
 
-    def within(self, limit_bytes: float, limit_s: float = math.inf) -> FitPlan | None:
-        """The plan of the least time within so many bytes, and seconds; None: see `solve`.
+    def within(self, limit_bytes: float) -> FitPlan | None:
+        """The plan of the least time within so many bytes; None: see `solve`.
 
         The program knows tensors on their way as a flow of bytes. Where the engine holds more of
         them (`Problem.under_way`), the program gets a smaller limit.
         """
         limit = limit_bytes
         for _ in range(MOST_TRIES):
-            found = self.solve(limit_bytes=limit, limit_s=limit_s)
+            found = self.solve(limit_bytes=limit, limit_s=math.inf)
             if found is None or found.peak_bytes <= most_bytes(limit_bytes):
                 return found
             limit -= found.peak_bytes - limit_bytes
@@ -222,7 +236,7 @@ class WayProgram:
             over = self._problem.over_link
             step_ms = None if over is None or math.isinf(limit_bytes) else MS * over.step_s
             few = FEW_ALONE if over is None else FEW
-            x = self._relaxed(arrays, step_ms) if arrays.n_ways > few else arrays.best()
+            x = self._relaxed(arrays, step_ms) if len(self._variables) > few else arrays.best()
         return None if x is None else self._plan(x)
 
     def _relaxed(self, arrays: _Arrays, step_ms: float | None) -> NDArray[np.float64] | None:
@@ -241,13 +255,13 @@ class WayProgram:
 
     def _arrays(self, limit_bytes: float, limit_s: float) -> _Arrays:
         # Columns: ways; the peak in MiB; the added time in ms; those of the link; inputs lent.
-        n, link, n_lent = len(self._variables), self._link, len(self._problem.lent)
+        n, link = self._n_ways, self._link
         least_bytes = math.isinf(limit_bytes)
-        added = MS * np.array([v.way.added_s for v in self._variables])
-        n_columns = self._end + n_lent
+        added = np.bincount(self._at[: len(self._added_ms)], self._added_ms).astype(np.float64)
+        n_columns = 1 + int(self._at.max())
         upper = np.concatenate([np.ones(n), [np.inf if least_bytes else limit_bytes / MIB]])
         upper = np.append(upper, [MS * limit_s, *([] if link is None else link.upper)])
-        upper = np.append(upper, np.ones(n_lent))
+        upper = np.append(upper, np.ones(n_columns - self._end))
         tiny = 1e-4 / (1.0 + added.sum())  # of equal peaks, the fastest
         cost = np.zeros(n_columns)
         cost[n : n + 2] = (1.0, tiny) if least_bytes else (0.0, 1.0)
@@ -264,6 +278,9 @@ class WayProgram:
         from scipy.sparse import csr_array, hstack
 
         n, (nbytes, lent, other) = len(self._variables), self._bytes()
+        # [variables and those of the link, columns]
+        at = self._at[: n + self._end - self._n_ways]
+        tie = csr_array((np.ones(len(at)), (np.arange(len(at)), at)), (len(at), self._end))
 
         def rows(*blocks: Any, below: Any, above: Any = -np.inf) -> Any:
             # The first columns; the others are 0.
@@ -273,7 +290,7 @@ class WayProgram:
 
         def ones(cells: list[tuple[int, int]]) -> Any:
             row, column = zip(*cells, strict=True)
-            return csr_array((np.ones(len(cells)), (row, column)), (max(row) + 1, n))
+            return csr_array((np.ones(len(cells)), (row, column)), (max(row) + 1, len(at))) @ tie
 
         peak = np.full((len(nbytes), 1), -1.0)
         under_way = [] if link is None else [np.tile(link.under_way(), (len(nbytes), 1))]
@@ -288,11 +305,11 @@ class WayProgram:
             found.append(rows(ones(cells), below=most_of))
         if together := self._together():
             row = csr_array(np.vstack([np.eye(n)[a] - np.eye(n)[b] for a, b in together]))
-            found.append(rows(row, below=0.0, above=0.0))
+            found.append(rows(row @ tie[:n], below=0.0, above=0.0))
         if link is None:
             return [*found, rows(np.append(added, [0.0, -1.0])[None, :], below=0.0)]
         for matrix, above, below in link.rows():
-            found.append(rows(matrix, below=below, above=above))
+            found.append(rows(csr_array(matrix) @ tie, below=below, above=above))
         return found
 
     def _lent_rows(self, n_columns: int) -> Iterator[Any]:
@@ -301,20 +318,22 @@ class WayProgram:
         from scipy.optimize import LinearConstraint
         from scipy.sparse import csr_array
 
-        columns = {(v.index, v.way.action): c for c, v in enumerate(self._variables)}
+        at = self._at.tolist()
+        columns = {(v.index, v.way.action): c for c, v in zip(at, self._variables, strict=False)}
+        lent = at[len(at) - len(self._problem.lent) :]
         cells, most = list[tuple[int, int, float]](), list[float]()
 
         def row(*entries: tuple[int, float], below: float) -> None:
             cells.extend((len(most), column, value) for column, value in entries)
             most.append(below)
 
-        for n, one in enumerate(self._problem.lent, self._end):
+        for n, one in zip(lent, self._problem.lent, strict=True):
             if one.before >= 0:
-                row((self._end + one.before, 1.0), (n, -1.0), below=0.0)
+                row((lent[one.before], 1.0), (n, -1.0), below=0.0)
             unless = [(columns[key], -1.0) for key in [(one.number, KEEP)] if key in columns]
             for asker in one.askers:
                 if (again := columns.get((asker.number, REMAT))) is not None:
-                    also = [] if asker.lent < 0 else [(self._end + asker.lent, 1.0)]
+                    also = [] if asker.lent < 0 else [(lent[asker.lent], 1.0)]
                     row((again, 1.0), (n, -1.0), *unless, *also, below=float(len(also)))
         if most:
             at_row, at_column, values = zip(*cells, strict=True)
@@ -326,34 +345,37 @@ class WayProgram:
         return decided is not None and decided.action == variable.way.action
 
     def _decided(self, shares: NDArray[np.float64]) -> NDArray[np.bool_]:
-        # [variables] whether the tensor has one way in the relaxation.
-        owner = np.array([v.index for v in self._variables])
+        # [ways] whether the tensors have one way in the relaxation.
+        owner = np.zeros(self._n_ways, np.intp)
+        for column, v in zip(self._at, self._variables, strict=False):
+            owner[column] = self._groups[v.index]
         several = owner[np.abs(shares - np.round(shares)) > WHOLE]
         return ~np.isin(owner, several)
 
     def _bytes(self) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
-        # [moments, variables], [moments, lent] and the others' [moments], in MiB, without moments
+        # [moments, ways], [moments, lent] and the others' [moments], in MiB, without moments
         # at which no plan holds more than at another one.
         values = self._columns()
-        values, n = values[undominated(values, self._problem.slots)], len(self._variables)
+        values, n = values[undominated(values, self._problem.slots)], self._n_ways
         return values[:, :n], values[:, n:-1], values[:, -1]
 
     def _columns(self) -> NDArray[np.float64]:
-        # [moments, variables + lent + 1] in MiB.
-        problem, n = self._problem, len(self._variables)
+        # [moments, ways + lent + 1] in MiB.
+        problem, n_lent = self._problem, 1 + int(self._at.max()) - self._end
         alone = problem.over_link is None
-        found = np.zeros((n + len(problem.lent) + 1, problem.n_moments))
-        for row, v in zip(found, self._variables, strict=False):
-            row[:] = problem.bytes_of(v.index, v.way, moves=alone)
-        for row, one in zip(found[n:], problem.lent, strict=False):
-            row[one.begin : one.end] = problem.saved[one.number].nbytes
+        found = np.zeros((self._n_ways + n_lent + 1, problem.n_moments))
+        for n, v in zip(self._at, self._variables, strict=False):
+            found[n] += problem.bytes_of(v.index, v.way, moves=alone)
+        at = self._at[len(self._at) - len(problem.lent) :] - self._end + self._n_ways
+        for n, one in zip(at, problem.lent, strict=True):
+            found[n, one.begin : one.end] += problem.saved[one.number].nbytes
         found[-1] = problem.other_bytes()
         found /= MIB
         return found.T
 
     def _once(self) -> list[tuple[int, int]]:
         # (tensor, variable) where the variable decides about the tensor: one of them does.
-        return [(v.index, column) for column, v in enumerate(self._variables)]
+        return [(v.index, n) for n, v in enumerate(self._variables)]
 
     def _apart(self) -> list[list[int]]:
         # Variables that cannot all be 1: tensors that would be computed from each other in too many
@@ -373,18 +395,24 @@ class WayProgram:
         return found
 
     def _plan(self, x: NDArray[np.float64]) -> FitPlan:
-        n = len(self._variables)
+        n, x = len(self._variables), x[self._at]
         taken = x[:n] > 0.5
         ways = {v.index: v.way for v in itertools.compress(self._variables, taken)}
         if self._link is None:
             return self._problem.plan(ways)
-        x = x[: self._end]
+        x = x[: n + self._end - self._n_ways]
         waits, early = x[n + 2 : -N_SINGLE].reshape(N_BLOCKS, -1)[2:4]
         always, largest = self._link.always[taken].max(), self._link.largest[taken].max()
         most = max(waits.max(), early.max(), always) + largest
         added_s = max(0.0, float(x[n + 1])) / MS  # within the solver's tolerance it may be less
         moves = Moves(int(MIB * most), MIB * x[PASSING], added_s)
         return self._problem.plan(ways, moves)
+
+
+def _numbered(keys: Iterable[object]) -> list[int]:
+    # A number for each: like keys have the same one.
+    numbers: dict[object, int] = {}
+    return [numbers.setdefault(key, len(numbers)) for key in keys]
 
 
 def worth(problem: Problem, plan: FitPlan) -> float:

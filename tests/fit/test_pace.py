@@ -79,6 +79,10 @@ def test_a_plan_that_takes_less_gets_more_on_an_idle_machine():
     share, took, _ = middle(0.02, off=0.7)
     assert share >= 0.9
     assert took <= SLOWDOWN
+    share, took, plans = middle(0.02, off=0.3)
+    assert share == 1.0
+    assert took <= SLOWDOWN
+    assert plans <= 2  # and not by small steps
 
 
 def trained_on_a_gpu(busy, adds, *, has_room=True, steps=400):

@@ -181,7 +181,7 @@ def test_a_gpu_takes_no_other_plan_for_a_little_more_time():
     pace = pace_after("cuda", 1.14, plain=1.0)
     assert pace.changes(1.1)  # a share of 1 was too much
     pace.begin_plan(0.1)
-    pace.share, pace._wait = 0.9, 0
+    pace.share = 0.9
     for _ in range(LEAST_TIMED):
         pace.note(timed(1.08), obeys=True)
     pace.note(timed(2.0, looked=True, hooks_s=0.5), obeys=True)

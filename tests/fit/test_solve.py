@@ -184,26 +184,27 @@ def test_the_better_plan_of_two_searches_is_taken_and_says_what_both_have_found(
     assert other.searches["solver"] == (smallest_of_all.peak_bytes, smallest_of_all.added_s)
 
 
+@pytest.fixture
+def greedily(monkeypatch):
+    """scipy is not there."""
+    monkeypatch.setitem(sys.modules, "scipy.optimize", None)
+
+
+@pytest.mark.usefixtures("greedily")
 @pytest.mark.parametrize("seed", range(6))
 def test_without_the_solver_plans_are_within_their_limits(seed):
     problem = random_problem(seed, n=7)
     kept = problem.plan({i: s.ways[0] for i, s in enumerate(problem.saved)})
-    fewest = within_time(problem, math.inf, exact=False)
+    fewest = within_time(problem, math.inf)
     assert fewest.peak_bytes < kept.peak_bytes
     limit = (kept.peak_bytes + fewest.peak_bytes) / 2
-    found = within_bytes(problem, limit, exact=False)
+    found = within_bytes(problem, limit)
     assert found is not None
     assert found.peak_bytes <= limit
     assert can_run(problem, chosen(problem, found))
     assert can_run(problem, chosen(problem, fewest))
-    assert within_bytes(problem, kept.peak_bytes, exact=False) == kept
-    assert within_time(problem, 0.0, exact=False) == kept
-
-
-def test_without_scipy_the_search_is_greedy(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
-    problem = random_problem(0)
-    assert within_time(problem, math.inf) == within_time(problem, math.inf, exact=False)
+    assert within_bytes(problem, kept.peak_bytes) == kept
+    assert within_time(problem, 0.0) == kept
 
 
 CODECS = ("zvc", (0.05, 0.6), (0.9, 1.1)), ("rle", (0.3, 0.9), (0.3, 0.6))
@@ -291,6 +292,7 @@ def test_memory_that_forward_holds_on_to_counts():
 
 
 @pytest.mark.timeout(60)
+@pytest.mark.usefixtures("greedily")
 @pytest.mark.parametrize("n", [2, 3, 4])
 def test_the_greedy_search_ends_where_changes_lead_back_to_equal_peaks(n):
     for seed in range(300):
@@ -306,7 +308,7 @@ def test_the_greedy_search_ends_where_changes_lead_back_to_equal_peaks(n):
             saved.append(Saved((name,), nbytes, tuple(ways), i, use, last, left=left))
         problem = Problem(saved)
         kept = problem.plan({i: one.ways[0] for i, one in enumerate(saved)})
-        assert within_time(problem, math.inf, exact=False).peak_bytes <= kept.peak_bytes
+        assert within_time(problem, math.inf).peak_bytes <= kept.peak_bytes
 
 
 @pytest.mark.parametrize("seed", range(12))
