@@ -122,34 +122,30 @@ def within_bytes(problem: Problem, limit_bytes: float) -> FitPlan | None:
     all_stay = problem.plan({i: _stays(one) for i, one in enumerate(problem.saved)})
     if all_stay.peak_bytes <= most_bytes(limit_bytes):
         return all_stay
-    best = WayProgram(problem).within(limit_bytes)
-    other = _greedy_beside(problem, best, limit_bytes, math.inf)
-    if other is None or other.peak_bytes > most_bytes(limit_bytes):
-        return best
-    return _better(problem, best, other, lambda plan: plan.added_s)
+    found = WayProgram(problem).within(limit_bytes)
+    return _beside_greedy(problem, found, limit_bytes, math.inf, lambda plan: plan.added_s)
 
 
-def _greedy_beside(
-    problem: Problem, solver: FitPlan | None, limit_bytes: float, limit_s: float
+def _beside_greedy(
+    problem: Problem,
+    solver: FitPlan | None,
+    limit_bytes: float,
+    limit_s: float,
+    cost: Callable[[FitPlan], float],
 ) -> FitPlan | None:
-    # The greedy search's plan, beside that of the solver; None: the problem is large.
+    # The better one of the solver's plan and the greedy search's; limit_bytes 0: as few as can be.
     if solver is not None and len(problem.saved) > MOST_GREEDY:
-        return None
-    found = greedy(problem, limit_bytes, limit_s)
-    if problem.over_link is None:
-        return found
-    # It counts copies as if no computation hid them, and none as under way.
-    return _with_copies(problem, found) or found
-
-
-def _better(
-    problem: Problem, solver: FitPlan | None, other: FitPlan, cost: Callable[[FitPlan], float]
-) -> FitPlan:
-    if solver is None:
-        return other
-    if problem.splits(other):  # which the greedy search does not know
         return solver
-    both = {"solver": solver, "greedy": other}
+    found = greedy(problem, limit_bytes, limit_s)
+    if problem.over_link is not None:
+        # It counts copies as if no computation hid them, and none as under way.
+        found = _with_copies(problem, found) or found
+    fits = not limit_bytes or found.peak_bytes <= most_bytes(limit_bytes)
+    if solver is None:
+        return found if fits else None
+    if not fits or found.added_s > limit_s or problem.splits(found):  # parts of a storage
+        return solver
+    both = {"solver": solver, "greedy": found}
     figures = {name: (plan.peak_bytes, plan.added_s) for name, plan in both.items()}
     return replace(min(both.values(), key=cost), searches=figures)
 
@@ -166,12 +162,10 @@ def within_time(problem: Problem, limit_s: float) -> FitPlan:
     def cost(plan: FitPlan) -> float:
         return worth(problem, plan) if off_peak else plan.peak_bytes
 
-    best = WayProgram(problem).solve(limit_bytes=math.inf, limit_s=limit_s)
-    other = _greedy_beside(problem, best, 0.0, limit_s)
-    if best is not None and (other is None or other.added_s > limit_s):
-        return best
-    assert other is not None  # where the solver has found nothing, the search has run
-    return _better(problem, best, other, cost)
+    found = WayProgram(problem).solve(limit_bytes=math.inf, limit_s=limit_s)
+    best = _beside_greedy(problem, found, 0.0, limit_s, cost)
+    assert best is not None  # where the solver has found nothing, the search has run
+    return best
 
 
 def smallest(problem: Problem) -> tuple[FitPlan, ...]:
