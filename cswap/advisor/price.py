@@ -29,6 +29,10 @@ STEPS: Final = 16
 """Number of steps whose mean is the time of a step. A device measures one wait in several, for all
 of them, so most steps seem to have none."""
 
+LEAST_STEPS: Final = 4
+"""Steps before which nothing is said of their time: the first ones compile and pin memory. A time
+that is far too long would hide all transfers, and tensors would go raw."""
+
 OUTLIER: Final = 3.0
 """A step this many times longer than the lower quartile does not count: it compiled, pinned memory,
 or somebody paused."""
@@ -132,8 +136,8 @@ class StepClock:
 
     @property
     def step_s(self) -> float | None:
-        """Mean seconds of a step without its waits for swaps; None before the second step."""
-        if not self._steps:
+        """Mean seconds of a step without its waits for swaps; None in the first steps."""
+        if len(self._steps) < LEAST_STEPS:
             return None
         ordered = sorted(step_s for step_s, _ in self._steps)
         longest = OUTLIER * ordered[(len(ordered) - 1) // 4]
