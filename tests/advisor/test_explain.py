@@ -30,7 +30,7 @@ def saved(tmp_path, by_price):
         torch.nn.Linear(512, 512), torch.nn.ReLU(), torch.nn.Linear(512, 512), torch.nn.ReLU()
     )
     with cswap.install(model, min_bytes=0) as handle:
-        for _ in range(3):  # before the choices are made again, by times of a busy machine
+        for _ in range(2):  # before the choices are made again, by times of a busy machine
             model(torch.randn(256, 512)).square().sum().backward()
     path = tmp_path / "stats.json"
     handle.engine.save(path)
