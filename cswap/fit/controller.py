@@ -53,7 +53,7 @@ from cswap.fit.drift import DRIFT, Drift
 from cswap.fit.exploration import EXPLORED, Exploration
 from cswap.fit.first_use import FirstUse
 from cswap.fit.goal import Asked, Goal, Phase, most_bytes
-from cswap.fit.goal_chooser import FIRST_LOOKS, LOOK_EVERY, GoalChooser
+from cswap.fit.goal_chooser import LOOK_EVERY, GoalChooser
 from cswap.fit.last_resort import LastResort, reachable
 from cswap.fit.link_rates import link_rates
 from cswap.fit.pace import Pace
@@ -392,7 +392,7 @@ class FitController:
     def _keep_limit(self, limit_bytes: int, plan: FitPlan, *, looked: bool) -> None:
         if self._measured is None:
             return
-        if not self._chooser.unified and self._since <= FIRST_LOOKS + SETTLING:
+        if not self._chooser.unified and self._since <= self._chooser.first_looks + SETTLING:
             return  # looks hold other memory than the steps between them
         look = Look(plan, self._measured, limit_bytes, self._other, self._besides)
         over = look.measured > most_bytes(limit_bytes)

@@ -47,8 +47,10 @@ if TYPE_CHECKING:
 
     Entered: TypeAlias = tuple[int, int, Any]  # a `Lap` without its end
 
-FIRST_LOOKS: Final = 2
-"""Steps of a new plan that are all looked at: corrections follow soon, or never."""
+FIRST_LOOKS: Final = {"cpu": 4, "cuda": 2}
+"""Steps of a new plan that are all looked at, by kind of device: corrections follow soon, or never.
+A GPU's peaks are known without a look. Of a CPU's two, both may be forwards without a backward, and
+so may be each eighth step after them."""
 
 LOOK_EVERY: Final = 8
 """Later, every so many steps are looked at; so many in a row after a step that was another one than
@@ -106,6 +108,7 @@ class GoalChooser:
         link: the device's; None: host memory is device memory.
         several_forwards: whether a step has several forwards: then no place in it has one choice.
         times: that tensors took in the steps without a look.
+        first_looks: see `FIRST_LOOKS`.
     """
 
     def __init__(
@@ -152,7 +155,8 @@ class GoalChooser:
         self._small: set[int] = set()
         self._decided: Handle | None = None
         self._kept: Key | None = None  # of the save under way, if it stays by the plan
-        self._n_steps, self._looks_until = 0, FIRST_LOOKS
+        self.first_looks = FIRST_LOOKS["cpu" if self.unified else "cuda"]
+        self._n_steps, self._looks_until = 0, self.first_looks
         self._counts_small = True
         self.times = WayTimes()
         self.took = self.times.took
@@ -208,7 +212,7 @@ class GoalChooser:
         self.exploring = False
         self.decided = decided
         self.times.expect_others()
-        self._n_steps, self._looks_until = 0, FIRST_LOOKS
+        self._n_steps, self._looks_until = 0, self.first_looks
         self.several_forwards = False
 
     def explore(self) -> None:

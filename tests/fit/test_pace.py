@@ -16,7 +16,7 @@ SLOWDOWN = 1.1
 AS_FORESEEN, TOO_LONG = 0.1, 0.2
 """Seconds that a plan adds to a plain step of one second."""
 LOOK_EVERY = 8
-FIRST_LOOKS = 2
+FIRST_LOOKS = 4
 HOOKS = 0.01
 """Share of a plain step that no plan knows."""
 

@@ -94,7 +94,7 @@ def test_one_step_in_eight_is_looked_at(make_training, sizes, install, looks):
     for _ in range(SETTLED + 3 * LOOK_EVERY):
         training.step()
     assert handle.goal.phase == "obeying"
-    assert all(looks[:FIRST_LOOKS])
+    assert all(looks[: FIRST_LOOKS["cpu"]])
     assert sum(asked > 0 for asked in looks[-3 * LOOK_EVERY :]) == 3
 
 
