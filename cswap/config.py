@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 from cswap.display import MOST_SHOWN, short, shown
 from cswap.errors import ConfigError
 from cswap.log import log
-from cswap.selectors import OPERATOR, of_operators
+from cswap.selectors import OPERATOR, check_globs, of_operators
 
 if TYPE_CHECKING:
     from cswap.schema.tensor import TensorProfile
@@ -155,6 +155,7 @@ def _parse_codec(value: Any, name: str) -> CodecOption:
         chosen: Callable[[TensorProfile], str] = value
         return chosen
     if isinstance(value, Mapping) and all(isinstance(v, str) for v in value.values()):
+        check_globs((key for key in value if isinstance(key, str)), name)
         _check_operators(value, name)
         return dict(value)
     raise ConfigError(
@@ -174,6 +175,7 @@ def _parse_selectors(value: Any, name: str) -> tuple[Any, ...]:
         raise ConfigError(
             f"{name}={shown(value)}: must be module classes, path globs or op:GLOB, or a list."
         )
+    check_globs((v for v in value if isinstance(v, str)), name)
     _check_operators(value, name)
     return tuple(value)
 

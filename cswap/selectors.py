@@ -1,7 +1,7 @@
 """Selectors, as ``exclude`` takes them: module classes, globs on module paths, and operators.
 
 A path without wildcards is looked up, whatever the number of such paths. Globs with wildcards are
-compiled once and tried one by one.
+compiled once and tried one by one, so their number and length are bounded.
 """
 
 from __future__ import annotations
@@ -10,8 +10,20 @@ import re
 from fnmatch import translate
 from typing import TYPE_CHECKING, Final, TypeGuard
 
+from cswap.display import shown
+from cswap.errors import ConfigError
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
+
+MOST_GLOBS: Final = 2000
+"""With wildcards, in one option: one module costs less than a millisecond."""
+
+MOST_LENGTH: Final = 500
+"""Characters of one glob. Compiling takes time that grows with the square of the length."""
+
+MOST_CHARACTERS: Final = 50_000
+"""Of all globs of an option together."""
 
 MOST_LOOKS: Final = 200_000
 """Pairs of a glob and a path that `unmatched` looks at."""
@@ -57,6 +69,29 @@ def of_modules(selectors: Iterable[str | type]) -> list[str | type]:
 
 def _is_of_operators(selector: object) -> TypeGuard[str]:
     return isinstance(selector, str) and selector.startswith(OPERATOR)
+
+
+def check_globs(globs: Iterable[str], name: str) -> None:
+    """Refuse globs that would take too long.
+
+    Args:
+        globs: on module paths; those without wildcards are free.
+        name: of the option, for messages.
+
+    Raises:
+        ConfigError: one is too long, or there are too many.
+    """
+    wild = [glob for glob in globs if _WILD.search(glob)]
+    for glob in wild:
+        if len(glob) > MOST_LENGTH:
+            raise ConfigError(
+                f"{name}={shown(glob)}: has {len(glob)} characters; a glob may have {MOST_LENGTH}."
+            )
+    if len(wild) > MOST_GLOBS or sum(map(len, wild)) > MOST_CHARACTERS:
+        raise ConfigError(
+            f"{name}: has {len(wild)} globs; there may be {MOST_GLOBS} of {MOST_CHARACTERS} "
+            "characters together. Use fewer wildcards: paths without them are not limited."
+        )
 
 
 class Globs:

@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol
 
 import torch
 
+from cswap.codecs.header import read_stream, write_stream
 from cswap.codecs.layout import (
     empty_flat,
     flat_numel,
@@ -95,11 +96,13 @@ class Encoding:
         codec: name of the codec, as `cswap.get_codec` takes it.
         meta: layout of the encoded tensor.
         payload: [nbytes] uint8, the codec's bytes, on the device that encoded them.
+        persistent: see `Codec.persistent`.
     """
 
     codec: str
     meta: TensorMeta
     payload: torch.Tensor
+    persistent: bool = True
 
     @property
     def nbytes(self) -> int:
@@ -117,21 +120,27 @@ class Encoding:
         return self.raw_nbytes / max(self.nbytes, 1)
 
     def to_bytes(self) -> bytes:
-        """The stream: header and payload, with a checksum over both (docs/format.md)."""
-        from cswap.codecs.header import write_stream
+        """The stream: header and payload, with a checksum over both (docs/format.md).
 
-        return write_stream(self)
+        Raises:
+            UnsupportedError: the tensor's gaps are too large, the codec's name is too long, or its
+                format may change.
+        """
+        if not self.persistent:
+            raise UnsupportedError(
+                f"codec={self.codec!r}: its format changes with the library's version, so no "
+                "stream is written. Use another codec for tensors that are to be stored."
+            )
+        return write_stream(self.codec, self.meta, self.payload)
 
     @staticmethod
     def from_bytes(data: bytes | bytearray | memoryview) -> Encoding:
-        """Read a stream back.
+        """Read a stream back. Its codec is asked when it is decoded.
 
         Raises:
             CorruptEncodingError: ``data`` is truncated, damaged, or not a stream of cswap.
         """
-        from cswap.codecs.header import read_stream
-
-        return read_stream(data)
+        return Encoding(*read_stream(data))
 
 
 class Codec(abc.ABC):
@@ -239,7 +248,7 @@ class Codec(abc.ABC):
         size = self.encode_flat(x, out, key=key, stream=stream)
         if isinstance(stream, torch.cuda.Stream):  # the size is known once the stream is done
             stream.synchronize()
-        return Encoding(self.name, meta, out[: checked_size(self, size, bound)])
+        return Encoding(self.name, meta, out[: checked_size(self, size, bound)], self.persistent)
 
     def decode(
         self,

@@ -9,19 +9,14 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 import torch
 
-from cswap.codecs.base import Encoding
 from cswap.codecs.layout import has_gaps
-from cswap.codecs.registry import get_codec
-from cswap.errors import ConfigError, CorruptEncodingError, UnsupportedError
+from cswap.errors import CorruptEncodingError, UnsupportedError
 from cswap.schema.tensor import DTYPES, TensorMeta
-
-if TYPE_CHECKING:
-    from cswap.codecs.base import Codec
 
 MAGIC: Final = b"CSWP"
 VERSION: Final = 1
@@ -47,26 +42,29 @@ GAP_BYTES: Final = 256 << 20
 restored but not in the payload, so a short stream could otherwise claim any amount of memory."""
 
 
-def write_stream(encoding: Encoding) -> bytes:
+def write_stream(name: str, meta: TensorMeta, tensor: torch.Tensor) -> bytes:
     """Header and payload as bytes.
+
+    Args:
+        name: of the codec.
+        meta: layout of the encoded tensor.
+        tensor: [nbytes] uint8, on any device.
 
     Raises:
         UnsupportedError: the gaps between the tensor's elements are larger than a reader accepts
-            (GAP_RATIO), the codec's name is too long, or its format may change.
+            (GAP_RATIO), or the codec's name is too long.
     """
-    meta = encoding.meta
-    _require_persistent(encoding.codec)
-    payload = encoding.payload.detach().cpu().contiguous().numpy()
+    payload = tensor.detach().cpu().contiguous().numpy()
     if not _gaps_allowed(meta, payload.size):
         raise UnsupportedError(
             f"tensor of sizes {meta.sizes}, strides {meta.strides}: its gaps span {meta.nbytes} "
             f"bytes, too many for a stream. Encode tensor.contiguous() instead."
         )
-    codec, dtype = encoding.codec.encode(), meta.dtype.encode()
+    codec, dtype = name.encode(), meta.dtype.encode()
     n_dims = len(meta.sizes)
     if len(codec) > MAX_NAME_BYTES:
         raise UnsupportedError(
-            f"codec={encoding.codec!r}: its name is too long for a stream, which takes "
+            f"codec={name!r}: its name is too long for a stream, which takes "
             f"{MAX_NAME_BYTES} bytes."
         )
     size = _header_bytes(n_dims, len(codec), len(dtype))
@@ -80,14 +78,11 @@ def write_stream(encoding: Encoding) -> bytes:
     return b"".join((header, payload.data))
 
 
-def read_stream(data: bytes | bytearray | memoryview) -> Encoding:
-    """The encoding in a stream, its payload copied to CPU memory.
+def read_stream(data: bytes | bytearray | memoryview) -> tuple[str, TensorMeta, torch.Tensor]:
+    """Of the encoding in a stream: its codec's name, its layout, its payload on the CPU.
 
     Raises:
-        CorruptEncodingError: not a stream, damaged, of an unknown codec, or impossible for its
-            codec.
-        UnsupportedError: this version of PyTorch lacks the dtype.
-        ConfigError: the codec's package is missing; the message says which to install.
+        CorruptEncodingError: not a stream, or damaged.
     """
     view = memoryview(data).cast("B")
     if view.nbytes < _FIXED.size or bytes(view[:4]) != MAGIC:
@@ -118,20 +113,7 @@ def read_stream(data: bytes | bytearray | memoryview) -> Encoding:
         )
     payload = torch.empty(n_payload, dtype=torch.uint8)
     payload.numpy()[:] = np.frombuffer(view[size:], np.uint8)
-    _codec(name).check(payload, meta)
-    return Encoding(name, meta, payload)
-
-
-def _require_persistent(name: str) -> None:
-    try:
-        codec = get_codec(name)
-    except ConfigError:
-        return  # encoded by a codec that is not registered, or whose package is missing here
-    if not codec.persistent:
-        raise UnsupportedError(
-            f"codec={name!r}: its format changes with the library's version, so no stream is "
-            "written. Use another codec for tensors that are to be stored."
-        )
+    return name, meta, payload
 
 
 def _header_bytes(n_dims: int, n_codec: int, n_dtype: int) -> int:
@@ -160,14 +142,5 @@ def _parse(rest: memoryview, n_dims: int, n_codec: int, n_dtype: int) -> tuple[T
         raise CorruptEncodingError(f"stream of codec {codec!r}: no such codec.") from error
 
 
-def _gaps_allowed(meta: TensorMeta, payload_bytes: int) -> bool:
-    return meta.nbytes <= max(GAP_BYTES, GAP_RATIO * payload_bytes) or not has_gaps(meta)
-
-
-def _codec(name: str) -> Codec:
-    try:
-        return get_codec(name)
-    except ConfigError as error:
-        if isinstance(error.__cause__, ImportError):
-            raise  # the stream may be fine: the codec's package is missing here
-        raise CorruptEncodingError(f"stream of an unknown codec: {error}") from error
+def _gaps_allowed(meta: TensorMeta, tensorbytes: int) -> bool:
+    return meta.nbytes <= max(GAP_BYTES, GAP_RATIO * tensorbytes) or not has_gaps(meta)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import importlib
 import re
 import threading
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib import metadata
 from typing import TYPE_CHECKING, Final
@@ -29,37 +28,24 @@ if TYPE_CHECKING:
 ENTRY_POINT_GROUP: Final = "cswap.codecs"
 
 
-@dataclass(frozen=True, slots=True)
-class _BuiltIn:
-    """A row of the table of built-in codecs.
-
-    Attributes:
-        target: ``module:class``.
-        listed_after_zvc: whether `list_codecs` shows the composition ``zvc+`` this codec, too.
-    """
-
-    target: str
-    listed_after_zvc: bool = False
-
-
-_BUILT_IN: Final[dict[str, _BuiltIn]] = {
-    "raw": _BuiltIn("cswap.codecs.raw:Raw"),
-    "zvc": _BuiltIn("cswap.codecs.sparse:Zvc"),
-    "csr": _BuiltIn("cswap.codecs.sparse:Csr"),
-    "rle": _BuiltIn("cswap.codecs.sparse:Rle"),
-    "bitpack": _BuiltIn("cswap.codecs.bitpack:Bitpack"),
-    "expk": _BuiltIn("cswap.codecs.expk:Expk", listed_after_zvc=True),
-    "lz4": _BuiltIn("cswap.codecs.host:Lz4"),
-    "zstd": _BuiltIn("cswap.codecs.host:Zstd"),
-    "bf16": _BuiltIn("cswap.codecs.lossy:CastBfloat16"),
-    "fp16": _BuiltIn("cswap.codecs.lossy:CastFloat16"),
-    "int8": _BuiltIn("cswap.codecs.lossy:Int8", listed_after_zvc=True),
-    "fp8": _BuiltIn("cswap.codecs.lossy:Fp8", listed_after_zvc=True),
-    "mxfp8": _BuiltIn("cswap.codecs.lossy:Mxfp8"),
-    "int4": _BuiltIn("cswap.codecs.lossy:Int4"),
-    "zfp": _BuiltIn("cswap.codecs.zfp:Zfp"),
+_BUILT_IN: Final = {
+    "raw": "cswap.codecs.raw:Raw",
+    "zvc": "cswap.codecs.sparse:Zvc",
+    "csr": "cswap.codecs.sparse:Csr",
+    "rle": "cswap.codecs.sparse:Rle",
+    "bitpack": "cswap.codecs.bitpack:Bitpack",
+    "expk": "cswap.codecs.expk:Expk",
+    "lz4": "cswap.codecs.host:Lz4",
+    "zstd": "cswap.codecs.host:Zstd",
+    "bf16": "cswap.codecs.lossy:CastBfloat16",
+    "fp16": "cswap.codecs.lossy:CastFloat16",
+    "int8": "cswap.codecs.lossy:Int8",
+    "fp8": "cswap.codecs.lossy:Fp8",
+    "mxfp8": "cswap.codecs.lossy:Mxfp8",
+    "int4": "cswap.codecs.lossy:Int4",
+    "zfp": "cswap.codecs.zfp:Zfp",
 }
-"""Built-in codecs by family: one line per codec."""
+"""Built-in codecs by family, ``module:class``: one line per codec."""
 
 NVCOMP: Final = tuple(
     f"nvcomp-{name}"
@@ -70,7 +56,7 @@ NVCOMP: Final = tuple(
 )
 """Codecs that need a GPU and NVIDIA's library. `list_codecs` omits them elsewhere."""
 
-COMPOSITES: Final = tuple(f"zvc+{name}" for name, row in _BUILT_IN.items() if row.listed_after_zvc)
+COMPOSITES: Final = ("zvc+expk", "zvc+int8", "zvc+fp8")
 """Compositions that `list_codecs` shows. `compositions` has all."""
 
 MOST_PARTS: Final = 8
@@ -215,7 +201,7 @@ def _warn_once(name: str, error: Exception) -> None:
 
 def _factories() -> dict[str, Factory]:
     with _lock:
-        found: dict[str, Factory] = {name: _lazy(row.target) for name, row in _BUILT_IN.items()}
+        found: dict[str, Factory] = {name: _lazy(target) for name, target in _BUILT_IN.items()}
         found |= {name: _lazy("cswap.codecs.nvcomp:make", name) for name in NVCOMP}
         for name, factory in _entry_points().items():
             found.setdefault(name, factory)

@@ -89,14 +89,16 @@ def _check_claims(codec: Codec, encoding: Encoding) -> None:
     ):
         meta = TensorMeta(encoding.meta.dtype, sizes, strides)
         # Written directly as bytes, because Encoding.to_bytes refuses some of these.
-        refused = _is_refused(lambda meta=meta: Encoding.from_bytes(forge(encoding, meta)))  # type: ignore[misc]
+        refused = _is_refused(
+            lambda meta=meta: codec.decode(Encoding.from_bytes(forge(encoding, meta)))  # type: ignore[misc]
+        )
         fail_unless(refused, f"{codec!r}: accepted a payload of {encoding.nbytes} bytes as {meta}")
 
 
 def forge(encoding: Encoding, meta: TensorMeta) -> bytes:
     """Make a stream with a valid checksum and a layout that is not its encoding's."""
     small = TensorMeta(meta.dtype, (1,) * len(meta.sizes), (1,) * len(meta.sizes))
-    stream = bytearray(write_stream(Encoding(encoding.codec, small, encoding.payload)))
+    stream = bytearray(write_stream(encoding.codec, small, encoding.payload))
     n_dims = len(meta.sizes)
     struct.pack_into(f"<{2 * n_dims}Q", stream, 24, *meta.sizes, *meta.strides)
     struct.pack_into("<I", stream, 4, zlib.crc32(stream[8:]))
