@@ -403,6 +403,7 @@ def test_a_goal_keeps_excluded_tensors():
         ({"include": ["op:gelu", "op:"]}, 'include="op:"'),
         ({"codec": {"op:": "zvc"}}, 'codec="op:"'),
         ({"codec": {"op:gelu": "zcv"}}, "zcv"),
+        ({"exclude": "op:" + "*" * 600}, "exclude="),
     ],
 )
 def test_what_cannot_be_selected_is_refused(options, says):
