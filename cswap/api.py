@@ -20,10 +20,8 @@ from cswap.errors import ConfigError
 from cswap.fit.controller import FitController
 from cswap.fit.goal import Asked
 from cswap.fit.schedule import Schedule
-from cswap.fit.solve import has_solver
 from cswap.fit.whole_device import one_device
 from cswap.hooks import HookPair, ModuleHooks, Swapping, check_model, installed_on
-from cswap.install_hint import SCIPY
 from cswap.log import log
 from cswap.notices import tell_of_options
 from cswap.option_types import SwapOptions  # noqa: TC001 - for typing.get_type_hints
@@ -242,15 +240,8 @@ def _aim(
     lossy = handle.engine.advisor.may_use_lossy
     if lossy and must_agree(lossy=True):  # no measured time may choose what is rounded
         return True
-    if device.type == "cuda":
-        if not CudaStopwatch.is_on():
-            return False
-        if not has_solver():
-            log.warning(
-                "No scipy >= 1.12: so no plan limits the time of a step, and every tensor leaves "
-                f"that may. Remedy: pip install '{SCIPY}'."
-            )
-            return True
+    if device.type == "cuda" and not CudaStopwatch.is_on():
+        return False
     try:
         handle.hold(FitController(model, handle.engine, asked, schedule))
     except Exception as error:

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-SCIPY: Final = "scipy>=1.12,!=1.17.*"
-"""The scipy that plans are made with, as in ``pyproject.toml``: its name alone may get 1.17."""
-
 
 def to_install(extra: str) -> str:
     """The command for a message. cswap is not published: pip does not find its name.

@@ -2,7 +2,7 @@
 
 Both are mixed-integer linear programs, solved by HiGHS (way_program.py), which stops near the best
 plan and not at it. Up to `MOST_GREEDY` tensors, a greedy search (greedy.py) makes a plan, too, and
-the better one is taken. Where scipy is missing, or HiGHS finds nothing, that is the greedy one.
+the better one is taken. Where HiGHS finds nothing, that is the greedy one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NEAR: Final = 1.05
 
 
 def load_solver() -> None:
-    """Import HiGHS, if scipy is there, on this thread and not on the one that makes plans.
+    """Import HiGHS on this thread, and not on the one that makes plans.
 
     scipy adds filters of warnings for ever, and replaces all of them for moments. The filters are
     the program's: beside its training, such a moment could undo what the program does to them. Here
@@ -39,25 +39,12 @@ def load_solver() -> None:
     another thread adds meanwhile.
     """
     before = list(warnings.filters)
-    try:
-        import scipy.optimize
-        import scipy.sparse  # noqa: F401
-    except ImportError:
-        return
+    import scipy.optimize
+    import scipy.sparse  # noqa: F401
+
     filters = cast("list[Any]", warnings.filters)
     for added in [one for one in filters if one not in before]:
         filters.remove(added)
-
-
-def has_solver() -> bool:
-    """Whether scipy is there, with HiGHS and the sparse arrays of a link's program."""
-    load_solver()
-    try:
-        from scipy.optimize import milp  # noqa: F401
-        from scipy.sparse import block_array, eye_array  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 class Found(NamedTuple):

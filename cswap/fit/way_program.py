@@ -209,7 +209,7 @@ class WayProgram:
     def solve(
         self, *, limit_bytes: float, limit_s: float, like: FitPlan | None = None
     ) -> FitPlan | None:
-        """The best plan that HiGHS finds; None: none, or no scipy, or the process ends.
+        """The best plan that HiGHS finds; None: none, or the process ends.
 
         With a limit of bytes the time is minimised, without one the bytes are.
 
@@ -221,10 +221,7 @@ class WayProgram:
         """
         if is_ending():
             return None
-        try:
-            arrays = self._arrays(limit_bytes, limit_s)
-        except ImportError:
-            return None
+        arrays = self._arrays(limit_bytes, limit_s)
         if like is not None:
             ways = np.array([self._is_of(like, v) for v in self._variables])
             if self._link is not None:

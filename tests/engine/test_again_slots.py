@@ -290,7 +290,7 @@ def test_a_second_save_that_begins_later_is_right_and_is_seen_after_some_steps(m
             assert equal(gradients(engine, loss, given), wanted[loss])
         assert engine.stats.swapped == 2 + 2 * 2 + 8  # of gelu(h), saved twice or shared
     # Until the fourth step the second save has a slot of its own.
-    assert taken == 9 * [True]
+    assert taken == 10 * [True]
 
 
 def complex_pairs(y):

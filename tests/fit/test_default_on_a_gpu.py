@@ -14,7 +14,6 @@ from cswap import SwapConfig, api
 from cswap.fit import controller, plain_steps
 from cswap.fit.goal import Asked
 from cswap.fit.pace import Pace
-from cswap.install_hint import SCIPY
 from tests.fit.test_goal_over_a_link import N_BLOCKS, ROWS, WIDTH, Block, machine, saved_bytes, step
 
 __all__ = ["machine"]
@@ -246,11 +245,6 @@ def assert_all_leave(gpu, caplog, message):
         assert handle.goal is None
         assert handle.stats.swapped > 0
     assert sum(message in record.message for record in caplog.records) == 1
-
-
-def test_without_a_solver_all_leave_and_it_is_said(gpu, monkeypatch, caplog):
-    monkeypatch.setitem(__import__("sys").modules, "scipy.optimize", None)
-    assert_all_leave(gpu, caplog, f"pip install '{SCIPY}'")
 
 
 def test_a_goal_that_cannot_begin_is_no_error(gpu, monkeypatch, caplog):
