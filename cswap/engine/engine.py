@@ -239,6 +239,7 @@ class SwapEngine:
             yield timeline
         finally:
             self.synchronize()
+            self.counters.count_kept()
             self.counters.timeline = None
             timeline.end()
         if path is not None:

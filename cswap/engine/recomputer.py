@@ -196,6 +196,7 @@ class Recomputer:
         if first.result is not None:
             found = self._results.found(first)
             if found is not None:
+                first.lane.executor.check()
                 return found, False
         if isinstance(first, Away):  # the link counts for itself
             memory = first.link.bring(first, expected=expected)

@@ -55,7 +55,7 @@ class EngineState:
         newest: knows which tensors stay within the budget.
         reclaimer: releases what nobody can ask for any more.
         outliving: tensors that the program holds itself.
-        results: memory that was computed again, for tensors without handles.
+        results: memory that was decoded or computed again, and waits for others.
         recomputer: computes tensors again.
         unread: knows the places whose tensors backward does not read.
         goal: decides instead of the advisor; None: the advisor decides.
@@ -156,6 +156,7 @@ class EngineState:
 
     def relieve(self) -> None:
         """A device is out of memory, perhaps under one of our locks: let go of all that can go."""
+        self.results.relieve()
         self.lanes.pump()
         for link in self.lanes.links:
             link.release_dead()

@@ -42,8 +42,7 @@ class Counters:
         timeline: the timeline that records events; None: nothing is recorded.
         moves: bytes held and given free, in order. Appended to without the lock, like the next
             eight, and counted later: where caches are cold, a lock takes as long as a small copy.
-        decodes: codec and seconds of each decode, by the computing thread, of a tensor without a
-            handle.
+        decodes: codec and seconds of each decode by the computing thread.
         parameters: bytes of each parameter that was saved and stays.
         small: bytes of each small tensor that was saved and stays.
         by_goal: bytes of each saved tensor that stays by a goal's plan.
@@ -217,6 +216,7 @@ class Counters:
                 entry.encoded += encoded
                 entry.encode_s += encode_s
         self._device_bytes, self._host_bytes = device, host
+        self._draw()
         while self.decodes:
             codec, decode_s = self.decodes.popleft()
             self.by_codec[codec].decode_s += decode_s

@@ -40,7 +40,7 @@ REASONS: Final[dict[str, Reason]] = {
         "lower budget= or keep_last=",
     ),
     "wanted_early": Reason(
-        "backward asked before its encode was done",
+        "over a link, backward asked before it was out",
         "usual for the tensors saved last; if it is most of them, name a faster codec=",
     ),
     "excluded": Reason(

@@ -92,10 +92,6 @@ class _Regions:
         if self._weak is not None:
             _free_weak_ref(self._weak)  # type: ignore[no-untyped-call]
 
-    def live(self) -> list[Token]:
-        """Owners of all tensors that may still be asked for."""
-        return [token for handle in self if isinstance(token := handle.token(), Token)]
-
     def __iter__(self) -> Iterator[Handle]:
         yield from self.whole
         for handles in self._by_start.values():

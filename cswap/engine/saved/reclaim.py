@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from cswap.engine.link.link import Link
     from cswap.engine.transfer.handle import Handle, Owner
-    from cswap.engine.transfer.stored import Free, Stored
+    from cswap.engine.transfer.stored import Free, Held, Stored
     from cswap.stats.counters import Counters
 
 EVERY_S: Final = 0.1
@@ -72,7 +72,7 @@ class Reclaimer:
         self._counters = counters
         self.links: list[Link] = []
         self.alive: set[Death] = set()
-        self.deaths: deque[weakref.ref[Any]] = deque()
+        self.deaths: deque[Any] = deque()  # of `Death`
         self._lock = threading.Lock()
         _reclaimers.add(self)
 
@@ -81,9 +81,9 @@ class Reclaimer:
         handle = token.handle
         self._watch(token, partial(release, handle, token.lane), handle=handle)
 
-    def watch_encoding(self, stored: Stored, free: Free) -> None:
-        """After the death of an encoding in host memory or in a file, free that."""
-        bury = partial(free, stored.loan, stored.file)
+    def watch_encoding(self, stored: Stored, held: Held, free: Free) -> None:
+        """After the death of an encoding, free what it has held."""
+        bury = partial(free, held)
         self._watch(stored, bury, host_bytes=stored.host_bytes)
 
     def _watch(
@@ -136,14 +136,13 @@ class Reclaimer:
             if not self.deaths:
                 return
             death = self.deaths[0]  # an interrupt leaves it where it is, for the next time
-            if isinstance(death, Death):
-                try:
-                    death.bury()
-                    if death.host_bytes:
-                        self._counters.hold(host=-death.host_bytes)
-                except Exception as error:
-                    self._counters.fall_back("release", error)
-                self.alive.discard(death)
+            try:
+                death.bury()
+                if death.host_bytes:
+                    self._counters.hold(host=-death.host_bytes)
+            except Exception as error:
+                self._counters.fall_back("release", error)
+            self.alive.discard(death)
             self.deaths.popleft()
 
     def collect_beside(self) -> None:

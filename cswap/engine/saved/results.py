@@ -98,6 +98,15 @@ class Results:
                 while self.waiting:
                     self._drop_oldest()
 
+    def relieve(self) -> None:
+        """A device is out of memory, perhaps in a call of ours: let go of all, if that is safe."""
+        if self._lock.acquire(blocking=False):
+            try:
+                while self.waiting:
+                    self._drop_oldest()
+            finally:
+                self._lock.release()
+
     def tidy(self) -> None:
         """Count off those whose graph is gone: a backward that raises ends without a notice."""
         with self._lock:
@@ -107,19 +116,19 @@ class Results:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that wait."""
-        waiting = self.waiting.copy()
-        return sum(nbytes for reference, nbytes in waiting if reference() is not None)
+        """Bytes that wait, and those of owners that have gone and are not counted off yet."""
+        return sum(nbytes for _, nbytes in self.waiting.copy())
 
     def _keep(self, first: Waiting, memory: torch.Tensor) -> None:
         before = first.result
         if before is memory:
             return
+        if before is None:  # first: an entry without a result does no harm
+            self.waiting.append((weakref.ref(first), first.nbytes))
+            self._counters.hold(device=first.nbytes)
         first.ready, first.result_version = first.lane.device.now(), memory._version  # noqa: SLF001
         first.result = memory  # of another one, if any, somebody has written into that
         if before is None:
-            self.waiting.append((weakref.ref(first), first.nbytes))
-            self._counters.hold(device=first.nbytes)
             while len(self.waiting) > 1 and self.nbytes > first.lane.ready_bytes:
                 self._drop_oldest()
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from cswap.devices.base import Device
     from cswap.engine.saved.reclaim import Reclaimer
     from cswap.engine.transfer.executor import Executor
-    from cswap.engine.transfer.stored import Free, Stored
+    from cswap.engine.transfer.stored import Free, Held, Stored
     from cswap.pool import Loan
     from cswap.stats.counters import Counters
 
@@ -55,7 +55,6 @@ class Lane:
 
     __slots__ = (
         "_freed",
-        "_spills",
         "_stalled_before_s",
         "ahead",
         "device",
@@ -87,7 +86,6 @@ class Lane:
             size_of=device.host_size,
         )
         self.device = device
-        self._spills = disk is not None
         self._stalled_before_s = device.stalled_s
         self._freed = FreedMemory() if device.unified else None
         self.executor = make_executor(
@@ -108,11 +106,6 @@ class Lane:
         # Where host memory is device memory, moving bytes that do not shrink saves nothing.
         self.may_keep = device.unified and config.budget is None and config.spill_dir is None
         self.step_bytes: int | None = None
-
-    @property
-    def has_host(self) -> bool:
-        """Whether encodings stay on the host, as many as there are."""
-        return not self._spills and not self.host.is_limited
 
     @property
     def stalled_s(self) -> float:
@@ -302,7 +295,7 @@ def make_executor(
     host: BufferPool,
     disk: DiskStore | None,
     counters: Counters,
-    watch: Callable[[Stored, Free], None],
+    watch: Callable[[Stored, Held, Free], None],
     *,
     seed: int,
     verify: bool,

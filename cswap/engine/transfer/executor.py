@@ -26,8 +26,9 @@ on that. Where torch is told to be deterministic, and where there are several ra
 tensor for which a lossy codec was chosen has the codec's values in any case: if it has stayed, it
 is encoded and decoded when it is asked for.
 
-Several threads may compute. Nobody else knows a handle before its tensor has left, or stays: see
-`Packer._send`. A state changes under `lock`; no codec, no copy and no wait runs there.
+Several threads may compute. Nobody else knows a handle before its tensor has left, or stays, but
+for one that leaves after all (`Sender.leave_after_all`). A state changes under `lock`; no codec, no
+copy and no wait runs there.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from cswap.advisor.live_costs import REMAT
 from cswap.codecs.base import DEFAULT_KEY, checked_bound, checked_size, part_key
 from cswap.codecs.layout import empty_strided, unflatten_into
 from cswap.engine.transfer.handle import State
+from cswap.engine.transfer.resources import flat_memory
 from cswap.errors import to_raise
 from cswap.ranks import must_agree
 
@@ -93,7 +95,7 @@ class Executor(abc.ABC):
     """Runs swap-out and swap-in on one device.
 
     Attributes:
-        in_line: encodes tensors without handles; None: there is a link.
+        in_line: encodes tensors; None: there is a link.
         link: brings tensors over it; None: there is none.
     """
 
@@ -174,6 +176,9 @@ class Executor(abc.ABC):
             if token is not None:  # tests release tensors that they still hold
                 token.source = token.result = token.stored = None
 
+    def check(self) -> None:  # noqa: B027
+        """Raise damage that the device has met, before memory that was decoded is given on."""
+
     def recount(self) -> None:  # noqa: B027
         """After an interrupt, and a wait for the device: add up again the bytes under way."""
 
@@ -210,7 +215,7 @@ class Executor(abc.ABC):
         # See Note [lossy and repeatable].
         codec, x = handle.codec, handle.elements(source)
         assert codec is not None  # a lossy one was chosen
-        out = torch.empty_like(x)
+        out = flat_memory(self._device, x.dtype, x.numel())
         for index, (start, numel, _) in enumerate(handle.cuts):
             mine, bound = x[start : start + numel], checked_bound(codec, x.dtype, numel)
             payload = torch.empty(bound, dtype=torch.uint8, device=x.device)

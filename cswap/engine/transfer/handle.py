@@ -186,11 +186,6 @@ class Handle:
         return self._counter if self._counter is not None else self.source
 
     @property
-    def alive(self) -> bool:
-        """Whether somebody can still ask for it."""
-        return self.token() is not None
-
-    @property
     def label(self) -> SavedTensor:
         """Its name on a timeline."""
         site = self.site

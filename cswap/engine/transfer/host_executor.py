@@ -57,6 +57,8 @@ class HostExecutor(Executor):
                 codec = get_codec("raw")
         raw_nbytes, nbytes, encode_s = handle.raw_nbytes, stored.nbytes, stored.encode_s
         with self._lock:  # see Note [interrupts]
+            if handle.state is not State.KEPT:  # another thread has let it leave, too
+                return
             token.stored = stored
             handle.to(State.STORED)
             handle.let_go()

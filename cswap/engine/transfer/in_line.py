@@ -13,15 +13,14 @@ import torch
 
 from cswap.codecs.base import checked_bound, checked_size
 from cswap.codecs.layout import bytes_of, copy_bytes
-from cswap.devices.base import FLAT, without_memory
-from cswap.engine.transfer.resources import DAMAGED, checksum
+from cswap.engine.transfer.resources import DAMAGED, checksum, flat_memory
 from cswap.engine.transfer.stored import INDICES, Stored
 from cswap.errors import CorruptEncodingError, InternalError, without_frames
 
 if TYPE_CHECKING:
     from cswap.codecs.base import Codec, EncodeKey
     from cswap.engine.transfer.resources import Resources
-    from cswap.pool import Loan
+    from cswap.engine.transfer.stored import Held
     from cswap.stores.disk import DiskFile
 
 _now = time.perf_counter
@@ -65,26 +64,31 @@ class InLine:
             stored.checked = "source" if codec.lossless else "payload"
         elif x.dtype in INDICES:  # always: the checksum of an encoding is cheap
             stored.checked = "payload"
-        if codec.verbatim:
-            self._store(stored, x, x.nbytes)
-        else:
-            bound = checked_bound(codec, x.dtype, x.numel())
-            scratch = self._device.host_memory(bound)
-            size = codec.encode_flat(x, scratch, key=key, stream=self._stream)
-            self._store(stored, scratch, checked_size(codec, size, bound))
-        if stored.checked == "source":
-            stored.checksum = checksum(x)
-        self._watch(stored, self._free)
+        held: Held = []
+        try:
+            if codec.verbatim:
+                self._store(stored, held, x, x.nbytes)
+            else:
+                bound = checked_bound(codec, x.dtype, x.numel())
+                scratch = self._device.host_memory(bound)
+                size = codec.encode_flat(x, scratch, key=key, stream=self._stream)
+                self._store(stored, held, scratch, checked_size(codec, size, bound))
+            if stored.checked == "source":
+                stored.checksum = checksum(x)
+            self._watch(stored, held, self._free)
+        except BaseException:
+            self._free(held)
+            raise
         stored.encode_s = _now() - start_s
         return stored
 
-    def _store(self, stored: Stored, payload: torch.Tensor, nbytes: int) -> None:
-        stored.loan = loan = self._host.take(nbytes)
-        stored.nbytes = nbytes
-        if loan is None:
+    def _store(self, stored: Stored, held: Held, payload: torch.Tensor, nbytes: int) -> None:
+        stored.loan, stored.nbytes = self._host.take(nbytes), nbytes
+        if stored.loan is None:
             stored.file = self._spill(payload, nbytes)
-        else:
-            copy_bytes(loan.buffer, payload, nbytes)
+        held.append((stored.loan, stored.file))
+        if stored.loan is not None:
+            copy_bytes(stored.loan.buffer, payload, nbytes)
         if stored.checked == "payload":
             stored.checksum = checksum(_bytes(payload, nbytes))
 
@@ -112,7 +116,7 @@ class InLine:
             UnsupportedError: a mode makes tensors without memory.
         """
         start_s, codec = _now(), stored.codec
-        out = self.memory(dtype, numel)
+        out = flat_memory(self._device, dtype, numel)
         loan, nbytes = stored.loan, stored.nbytes
         payload = self._read(stored) if loan is None else loan.buffer[:nbytes]
         if stored.checked == "payload" and checksum(payload) != stored.checksum:
@@ -124,21 +128,6 @@ class InLine:
         self._counters.decodes.append((codec.name, decode_s))
         return out, decode_s
 
-    def memory(self, dtype: torch.dtype, numel: int) -> torch.Tensor:
-        """New memory of the device, [numel] flat.
-
-        Raises:
-            MemoryError: there is none.
-            UnsupportedError: a mode makes tensors without memory.
-        """
-        try:
-            out = self._device.allocate((numel,), FLAT, dtype=dtype)
-        except RuntimeError as error:  # torch's, for a CPU's memory as well
-            raise MemoryError(f"swap-in of {numel * dtype.itemsize} bytes: {error}") from None
-        if type(out) is not torch.Tensor:
-            raise without_memory(out)
-        return out
-
     def _read(self, stored: Stored) -> torch.Tensor:
         if stored.file is None or self._disk is None:
             raise InternalError("a stored tensor has neither host memory nor a file")
@@ -146,12 +135,14 @@ class InLine:
         self._disk.read(stored.file, target)
         return target
 
-    def _free(self, loan: Loan | None, file: DiskFile | None) -> None:
-        # Twice is once.
-        if loan is not None:
-            self._host.put_back(loan)
-        if file is not None and self._disk is not None:
-            self._disk.release(file)
+    def _free(self, held: Held) -> None:
+        # Taken out first: after an interrupt, memory that is lent again must not be given back.
+        while held:
+            loan, file = held.pop()
+            if loan is not None:
+                self._host.put_back(loan)
+            if file is not None and self._disk is not None:
+                self._disk.release(file)
 
 
 def _bytes(x: torch.Tensor, nbytes: int) -> torch.Tensor:

@@ -124,9 +124,13 @@ class LinkExecutor(Executor):
 
     # ------------------------------------------------------------------- back
 
+    def check(self) -> None:
+        """See `Executor.check`."""
+        self._resources.raise_damage()
+
     def memory(self, token: Owner, *, expected: bool = True) -> Memory:
         """See `Executor.memory`."""
-        self._resources.raise_damage()
+        self.check()
         return super().memory(token, expected=expected)
 
     def _fetch(self, token: Owner, *, expected: bool) -> Memory:

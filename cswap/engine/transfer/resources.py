@@ -6,8 +6,10 @@ import zlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
+import torch
+
 from cswap.codecs.layout import bytes_of
-from cswap.devices.base import LinkDevice
+from cswap.devices.base import FLAT, LinkDevice, without_memory
 from cswap.devices.cpu import CpuDevice
 from cswap.errors import CorruptEncodingError, InternalError, to_raise
 
@@ -15,11 +17,9 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable
 
-    import torch
-
     from cswap.devices.base import Device
     from cswap.engine.transfer.disk_queue import DiskQueue
-    from cswap.engine.transfer.stored import Free, Stored
+    from cswap.engine.transfer.stored import Free, Held, Stored
     from cswap.pool import BufferPool
     from cswap.stats.counters import Counters
     from cswap.stores.disk import DiskStore
@@ -37,7 +37,7 @@ class Resources:
         disk: where encodings go that the host tier has no room for; None: nowhere.
         files: reads and writes the disk's files on a thread of its own; None on a unified device.
         counters: of the engine.
-        watch: frees an encoding after its death, by the function that is given with it.
+        watch: frees what an encoding has held after its death, by the function that is given.
         lock: under which handles change.
         seed: of stochastic rounding.
         verify: whether tensors that come back are compared with those that went out.
@@ -51,7 +51,7 @@ class Resources:
     disk: DiskStore | None
     files: DiskQueue | None
     counters: Counters
-    watch: Callable[[Stored, Free], None]
+    watch: Callable[[Stored, Held, Free], None]
     lock: threading.Lock
     seed: int
     verify: bool
@@ -92,3 +92,19 @@ def checksum(*tensors: torch.Tensor) -> int:
     for x in tensors:
         found = zlib.crc32(bytes_of(x.cpu()).data, found)
     return found
+
+
+def flat_memory(device: Device, dtype: torch.dtype, numel: int) -> torch.Tensor:
+    """New memory of a device, [numel] flat.
+
+    Raises:
+        MemoryError: there is none.
+        UnsupportedError: a mode makes tensors without memory.
+    """
+    try:
+        out = device.allocate((numel,), FLAT, dtype=dtype)
+    except RuntimeError as error:  # torch's, for a CPU's memory as well
+        raise MemoryError(f"swap-in of {numel * dtype.itemsize} bytes: {error}") from None
+    if type(out) is not torch.Tensor:
+        raise without_memory(out)
+    return out

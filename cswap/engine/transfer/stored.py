@@ -18,8 +18,11 @@ INDICES: Final = frozenset({torch.int16, torch.int32, torch.int64})
 
 Checked = Literal["", "source", "payload"]
 
-Free: TypeAlias = "Callable[[Loan | None, DiskFile | None], None]"
-"""Frees the memory of an encoding, or its file."""
+Held: TypeAlias = "list[tuple[Loan | None, DiskFile | None]]"
+"""The memory of an encoding, or its file: once, so that whoever frees it takes it out first."""
+
+Free: TypeAlias = "Callable[[Held], None]"
+"""Frees the memory of an encoding, or its file. Twice is once."""
 
 
 class Stored:
