@@ -70,7 +70,7 @@ class TimeCorrections:
             self._new.append((codec, predicted_s, measured_s, of_device))
 
     def refit(self) -> None:
-        """Correct by what was measured since the last call. The rest of a correction fades.
+        """Correct by the measurements since the last call. The rest of a correction fades.
 
         Otherwise a codec that once looked slow on a busy machine would never be used again.
         """

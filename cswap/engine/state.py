@@ -53,7 +53,7 @@ class EngineState:
         aliases: handles by storage.
         order: positions in the step.
         newest: knows which tensors stay within the budget.
-        reclaimer: releases what nobody can ask for any more.
+        reclaimer: releases the memory that nobody can ask for any more.
         outliving: tensors that the program holds itself.
         results: memory that was decoded or computed again, and waits for others.
         recomputer: computes tensors again.

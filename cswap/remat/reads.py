@@ -84,7 +84,7 @@ class NotFoundError(Exception):
     """The tensor cannot be computed again and has to be stored."""
 
 
-class What(enum.Enum):
+class ReadKind(enum.Enum):
     """Kinds of reads of a node."""
 
     BELOW = "type of the node at an edge, and number of its output"
@@ -104,13 +104,13 @@ class Read(NamedTuple):
     """One read.
 
     Attributes:
-        what: its kind.
-        node: number of the node: the root is 0, then every `What.BELOW` adds one.
+        kind: of the read.
+        node: number of the node: the root is 0, then every `ReadKind.BELOW` adds one.
         name: of the attribute, or number of the edge, of the output, or of the same node.
         found: by the search. Of an input: its facts, and its index among the inputs.
     """
 
-    what: What
+    kind: ReadKind
     node: int
     name: Any
     found: Any = None
@@ -125,18 +125,18 @@ class Reader:
         self._nodes = [root]  # alive, so that no other node gets the address of one
         self._numbers = {id(root): 0}
 
-    def _note(self, what: What, node: Any, name: Any, found: object = None) -> None:
-        self.reads.append(Read(what, self._numbers[id(node)], name, found))
+    def _note(self, kind: ReadKind, node: Any, name: Any, found: object = None) -> None:
+        self.reads.append(Read(kind, self._numbers[id(node)], name, found))
 
-    def _look(self, what: What, node: Any, name: Any) -> Any:
-        found = LOOKS[what](node, name)
-        self._note(what, node, name, found)
+    def _look(self, kind: ReadKind, node: Any, name: Any) -> Any:
+        found = LOOKS[kind](node, name)
+        self._note(kind, node, name, found)
         return found
 
     def below(self, node: Any, edge: int) -> tuple[Any, int]:
         """See `below`."""
         found, number = below(node, edge)
-        self._note(What.BELOW, node, edge, (type(found), number))
+        self._note(ReadKind.BELOW, node, edge, (type(found), number))
         self._numbers[id(found)] = len(self._nodes)
         self._nodes.append(found)
         return found, number
@@ -149,11 +149,11 @@ class Reader:
     def same(self, node: Any, edge: int, number: int) -> None:
         """Note that an edge leads to the node with this number. It is another read of that one."""
         self.below(node, edge)
-        self.reads.append(Read(What.SAME, self.last, number))
+        self.reads.append(Read(ReadKind.SAME, self.last, number))
 
     def argument(self, node: Any, name: str) -> object:
         """A saved argument that is not a tensor."""
-        self._look(What.ARGUMENT, node, f"_saved_{name}")
+        self._look(ReadKind.ARGUMENT, node, f"_saved_{name}")
         found = getattr(node, f"_saved_{name}")
         if type(found) is tuple:
             return tuple([_signed(n) for n in found])
@@ -162,28 +162,30 @@ class Reader:
     def output(self, node: Any, number: int) -> tuple[torch.dtype, torch.device, tuple[int, ...]]:
         """Dtype, device and sizes of a node's output."""
         found: tuple[torch.dtype, torch.device, tuple[int, ...]]
-        found = self._look(What.OUTPUT, node, number)
+        found = self._look(ReadKind.OUTPUT, node, number)
         return found
 
     def variable(self, node: Any) -> tuple[torch.dtype, torch.device] | None:
         """Dtype and device of the leaf whose gradient a node adds up; None: it is another node."""
-        found: tuple[torch.dtype, torch.device] | None = self._look(What.VARIABLE, node, "variable")
+        found: tuple[torch.dtype, torch.device] | None = self._look(
+            ReadKind.VARIABLE, node, "variable"
+        )
         return found
 
     def slot(self, node: Any, name: str) -> object:
         """The packed object of a saved tensor; None: the slot is empty or was freed."""
         packed = slot(node, f"_raw_saved_{name}")
         if packed is None:
-            self._look(What.EMPTY, node, f"_raw_saved_{name}")
+            self._look(ReadKind.EMPTY, node, f"_raw_saved_{name}")
         return packed
 
     def length(self, node: Any, name: str) -> None:
         """Note how many slots a list of them has."""
-        self._look(What.LENGTH, node, f"_raw_saved_{name}")
+        self._look(ReadKind.LENGTH, node, f"_raw_saved_{name}")
 
     def take_input(self, node: Any, name: str, facts: tuple[int, int], index: int) -> None:
         """Note that the object in a slot is an input. Args: facts: see `facts_of`."""
-        self._note(What.INPUT, node, f"_raw_saved_{name}", (facts, index))
+        self._note(ReadKind.INPUT, node, f"_raw_saved_{name}", (facts, index))
 
     def plain(self, node: Any, name: str, keep: Keep) -> Packed:
         """The packed object of the tensor in a slot that no hook has packed; see `plain`."""
@@ -191,17 +193,17 @@ class Reader:
 
     def constant(self, node: Any, name: str) -> complex:
         """The number in a slot."""
-        self._note(What.CONSTANT, node, f"_raw_saved_{name}")
+        self._note(ReadKind.CONSTANT, node, f"_raw_saved_{name}")
         return constant(slot(node, f"_raw_saved_{name}"))
 
     def leaf(self, node: Any, nbytes: int) -> torch.Tensor:
         """A copy of a leaf. Args: nbytes: of the tensor that is to be computed."""
-        self._note(What.LEAF, node, "variable")
+        self._note(ReadKind.LEAF, node, "variable")
         return leaf(node.variable, nbytes)
 
     def cast(self, node: Any, cast: Any, dtype: torch.dtype, hold: HoldLeaf) -> HeldLeaf:
         """The parameter of a cast. Args: node: of the parameter; others: see `held_leaf`."""
-        self._note(What.CAST, node, self._numbers[id(cast)], dtype)
+        self._note(ReadKind.CAST, node, self._numbers[id(cast)], dtype)
         return held_leaf(node.variable, cast, dtype, hold)
 
 
@@ -338,11 +340,11 @@ def _variable(node: Any, _: str) -> tuple[torch.dtype, torch.device] | None:
     return None if found is None else (found.dtype, found.device)
 
 
-LOOKS: Final[dict[What, Callable[[Any, Any], object]]] = {
-    What.ARGUMENT: lambda node, name: repr(getattr(node, name)),  # 1 is not 1.0, nor 0.0 -0.0
-    What.OUTPUT: _output,
-    What.VARIABLE: _variable,
-    What.EMPTY: lambda node, name: slot(node, name) is None,
-    What.LENGTH: lambda node, name: len(_list(node, name)),
+LOOKS: Final[dict[ReadKind, Callable[[Any, Any], object]]] = {
+    ReadKind.ARGUMENT: lambda node, name: repr(getattr(node, name)),  # 1 is not 1.0, nor 0.0 -0.0
+    ReadKind.OUTPUT: _output,
+    ReadKind.VARIABLE: _variable,
+    ReadKind.EMPTY: lambda node, name: slot(node, name) is None,
+    ReadKind.LENGTH: lambda node, name: len(_list(node, name)),
 }
 """Reads of which nothing is kept: another tensor is to have the same there."""

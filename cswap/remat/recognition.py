@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cswap.remat.reads import (
     LOOKS,
     Packed,
-    What,
+    ReadKind,
     below,
     constant,
     facts_of,
@@ -57,25 +57,25 @@ class Recognition:
         nodes: list[Any] = [root]
         inputs: list[object] = []
         constants: list[Constant] = []
-        for what, number, name, found in self._reads:
+        for kind, number, name, found in self._reads:
             node = nodes[number]
-            if (look := LOOKS.get(what)) is not None:
+            if (look := LOOKS.get(kind)) is not None:
                 if look(node, name) != found:
                     return None
-            elif what is What.BELOW:
+            elif kind is ReadKind.BELOW:
                 node, output = below(node, name)
                 if (type(node), output) != found:
                     return None
                 nodes.append(node)
-            elif what is What.SAME:
+            elif kind is ReadKind.SAME:
                 if node is not nodes[name]:
                     return None
-            elif what is What.INPUT:
+            elif kind is ReadKind.INPUT:
                 if not _take_input(node, name, found, inputs, keep):
                     return None
-            elif what is What.CONSTANT:
+            elif kind is ReadKind.CONSTANT:
                 constants.append(constant(slot(node, name)))
-            elif what is What.LEAF:
+            elif kind is ReadKind.LEAF:
                 constants.append(leaf(node.variable, nbytes))
             elif hold is None:
                 return None

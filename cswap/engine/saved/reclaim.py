@@ -1,4 +1,4 @@
-"""Releases what is held for saved tensors that nobody can ask for any more.
+"""Releases the memory of saved tensors that nobody can ask for any more.
 
 Note [when a tensor is released]
 ~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~~
@@ -82,7 +82,7 @@ class Reclaimer:
         self._watch(token, partial(release, handle, token.lane), handle=handle)
 
     def watch_encoding(self, stored: Stored, held: Held, free: Free) -> None:
-        """After the death of an encoding, free what it has held."""
+        """After the death of an encoding, free its memory, or its file."""
         bury = partial(free, held)
         self._watch(stored, bury, host_bytes=stored.host_bytes)
 
@@ -97,8 +97,7 @@ class Reclaimer:
         death = Death(owner, self.deaths.append)
         death.bury, death.handle, death.host_bytes = bury, handle, host_bytes
         self.alive.add(death)
-        if not _thread.awake:
-            _thread.wake()
+        self.wake()
 
     @property
     def holds(self) -> bool:
@@ -117,7 +116,7 @@ class Reclaimer:
         return sum(death.host_bytes for death in self.alive.copy())
 
     def collect(self, *, in_step: bool = False) -> None:
-        """Release what has died so far. Args: in_step: in the middle of a step: not over a link."""
+        """Release the dead. Args: in_step: in the middle of a step; then not over a link."""
         while self.deaths:
             self._bury_first()
         if in_step:
@@ -202,7 +201,7 @@ class _Thread:
         while not self._stopping.wait(EVERY_S):
             idle = 0 if _collect_all() else idle + 1
             if idle > IDLE_LOOKS:
-                # Whatever is held from here on wakes it; what was before is seen below.
+                # A tensor that is saved from here on wakes it; one saved before is seen below.
                 self._wanted.clear()
                 self.awake = False
                 if not any(reclaimer.holds for reclaimer in _all_reclaimers()):

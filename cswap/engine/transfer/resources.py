@@ -37,7 +37,7 @@ class Resources:
         disk: where encodings go that the host tier has no room for; None: nowhere.
         files: reads and writes the disk's files on a thread of its own; None on a unified device.
         counters: of the engine.
-        watch: frees what an encoding has held after its death, by the function that is given.
+        watch: frees the memory of an encoding after its death, by the function that is given.
         lock: under which handles change.
         seed: of stochastic rounding.
         verify: whether tensors that come back are compared with those that went out.
