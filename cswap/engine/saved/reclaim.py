@@ -97,7 +97,8 @@ class Reclaimer:
         death = Death(owner, self.deaths.append)
         death.bury, death.handle, death.host_bytes = bury, handle, host_bytes
         self.alive.add(death)
-        self.wake()
+        if not _thread.awake:  # as `wake`, a call less for each encoding
+            _thread.wake()
 
     @property
     def holds(self) -> bool:
